@@ -1,0 +1,89 @@
+"""What the algorithm stands on, portable: the ``atomics`` package, no compiler needed.
+
+The native twin is ``_atomic.pyx``; where that was built, Python imports it instead of this
+file, because an extension module wins over a ``.py`` of the same name. Both offer the same
+six names, and nothing else in the package touches an atomic, the dictionary of cells or a
+thread's identity. Every operation is one indivisible step, sequentially consistent, and may
+be interrupted by a signal handler, a finaliser or a fork without harm.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final
+
+import atomics
+
+backend: Final = "portable"
+
+
+class AtomicInt64:
+    """A signed 64-bit integer that threads may change at once."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: int) -> None:
+        self._value = atomics.atomic(width=8, atype=atomics.INT)
+        self._value.store(value)
+
+    def load(self) -> int:
+        return self._value.load()
+
+    def store(self, value: int) -> None:
+        self._value.store(value)
+
+    def add(self, amount: int) -> int:
+        """Add, and return the sum."""
+        return self._value.fetch_add(amount) + amount
+
+    def exchange(self, value: int) -> int:
+        """Store, and return what was there before."""
+        return self._value.exchange(value)
+
+    def compare_exchange(self, expected: int, desired: int) -> bool:
+        """Store ``desired`` if ``expected`` is there; say whether it was."""
+        return self._value.cmpxchg_strong(expected=expected, desired=desired).success
+
+
+# Held only for the two look-ups and the deletion in `CellMap.discard`. Neither calls Python
+# code, so no signal handler or finaliser can run on the thread that holds it and wait for
+# itself. A fork waits for it, so the child never finds it taken.
+_discarding = threading.Lock()
+os.register_at_fork(
+    before=_discarding.acquire,
+    after_in_parent=_discarding.release,
+    after_in_child=_discarding.release,
+)
+
+
+class CellMap:
+    """Names and their cells: a dict whose every operation is one indivisible step."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self) -> None:
+        self._cells: dict[str, AtomicInt64] = {}
+
+    def find(self, name: str) -> AtomicInt64 | None:
+        return self._cells.get(name)
+
+    def find_or_add(self, name: str, cell: AtomicInt64) -> AtomicInt64:
+        """The cell that the name has; ``cell``, now added, if it had none."""
+        return self._cells.setdefault(name, cell)
+
+    def discard(self, name: str, cell: AtomicInt64) -> None:
+        """Remove the name if ``cell`` is what it has."""
+        with _discarding:
+            if name in self._cells and self._cells[name] is cell:
+                del self._cells[name]
+
+    def snapshot(self) -> dict[str, AtomicInt64]:
+        return self._cells.copy()
+
+
+thread_ident = threading.get_ident
+
+
+def defer_reference_counts(shared: object) -> None:
+    """Make a shared object cheap to reach from many threads, where the build can do that."""

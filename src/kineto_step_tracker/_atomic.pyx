@@ -1,0 +1,82 @@
+# cython: language_level=3, binding=False, freethreading_compatible=True
+"""What the algorithm stands on, native: C++ ``std::atomic``, on cache lines of its own.
+
+The portable twin ``_atomic.py`` says what each name means and promises. Here an operation
+runs no Python code and gives up neither the GIL nor, on free-threaded builds, its place in
+the middle, so that neither a signal handler nor a fork ever sees half of one.
+"""
+
+import os
+
+cdef extern from *:
+    """
+    // With the GIL, the two steps of CellMap.discard() are one already.
+    #ifdef Py_GIL_DISABLED
+    static PyMutex kst_discarding;
+    static void kst_lock_discarding(void) { PyMutex_Lock(&kst_discarding); }
+    static void kst_unlock_discarding(void) { PyMutex_Unlock(&kst_discarding); }
+    #else
+    static void kst_lock_discarding(void) {}
+    static void kst_unlock_discarding(void) {}
+    #endif
+
+    static void kst_defer_reference_counts(PyObject *shared) {
+    #if defined(Py_GIL_DISABLED) && PY_VERSION_HEX >= 0x030E0000
+        PyUnstable_Object_EnableDeferredRefcount(shared);
+    #else
+        (void)shared;
+    #endif
+    }
+    """
+    void kst_lock_discarding()
+    void kst_unlock_discarding()
+    void kst_defer_reference_counts(object shared)
+
+backend = "native"
+
+
+def _lock_discarding():
+    kst_lock_discarding()
+
+
+def _unlock_discarding():
+    kst_unlock_discarding()
+
+
+# A thread may be put to sleep while it holds the mutex; a fork waits for it, so that the
+# child never finds it taken.
+os.register_at_fork(
+    before=_lock_discarding,
+    after_in_parent=_unlock_discarding,
+    after_in_child=_unlock_discarding,
+)
+
+
+cdef class AtomicInt64:
+    def __cinit__(self, int64_t value):
+        self._value.store(value)
+
+
+cdef class CellMap:
+    def __cinit__(self):
+        self._cells = {}
+
+    cdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell):
+        return <AtomicInt64>self._cells.setdefault(name, cell)
+
+    cdef int discard(self, str name, AtomicInt64 cell) except -1:
+        kst_lock_discarding()
+        try:
+            if kst_dict_find(self._cells, name) is cell:
+                del self._cells[name]
+        finally:
+            kst_unlock_discarding()
+        return 0
+
+    cdef dict snapshot(self):
+        return self._cells.copy()
+
+
+cdef int defer_reference_counts(object shared) except -1:
+    kst_defer_reference_counts(shared)
+    return 0
