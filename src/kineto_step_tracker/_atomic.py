@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Final
+from typing import Any
 
 import atomics
 
-backend: Final = "portable"
+backend: str = "portable"
 
 
 class AtomicInt64:
@@ -24,37 +24,38 @@ class AtomicInt64:
     __slots__ = ("_value",)
 
     def __init__(self, value: int) -> None:
-        self._value = atomics.atomic(width=8, atype=atomics.INT)
+        self._value: Any = atomics.atomic(width=8, atype=atomics.INT)
         self._value.store(value)
 
     def load(self) -> int:
-        return self._value.load()
+        return int(self._value.load())
 
     def store(self, value: int) -> None:
         self._value.store(value)
 
     def add(self, amount: int) -> int:
         """Add, and return the sum."""
-        return self._value.fetch_add(amount) + amount
+        return int(self._value.fetch_add(amount)) + amount
 
     def exchange(self, value: int) -> int:
         """Store, and return what was there before."""
-        return self._value.exchange(value)
+        return int(self._value.exchange(value))
 
     def compare_exchange(self, expected: int, desired: int) -> bool:
         """Store ``desired`` if ``expected`` is there; say whether it was."""
-        return self._value.cmpxchg_strong(expected=expected, desired=desired).success
+        return bool(self._value.cmpxchg_strong(expected=expected, desired=desired).success)
 
 
 # Held only for the two look-ups and the deletion in `CellMap.discard`. Neither calls Python
 # code, so no signal handler or finaliser can run on the thread that holds it and wait for
 # itself. A fork waits for it, so the child never finds it taken.
 _discarding = threading.Lock()
-os.register_at_fork(
-    before=_discarding.acquire,
-    after_in_parent=_discarding.release,
-    after_in_child=_discarding.release,
-)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_discarding.acquire,
+        after_in_parent=_discarding.release,
+        after_in_child=_discarding.release,
+    )
 
 
 class CellMap:

@@ -43,13 +43,14 @@ def _unlock_discarding():
     kst_unlock_discarding()
 
 
-# A thread may be put to sleep while it holds the mutex; a fork waits for it, so that the
-# child never finds it taken.
-os.register_at_fork(
-    before=_lock_discarding,
-    after_in_parent=_unlock_discarding,
-    after_in_child=_unlock_discarding,
-)
+if hasattr(os, "register_at_fork"):
+    # A thread may be put to sleep while it holds the mutex; a fork waits for it, so that the
+    # child never finds it taken.
+    os.register_at_fork(
+        before=_lock_discarding,
+        after_in_parent=_unlock_discarding,
+        after_in_child=_unlock_discarding,
+    )
 
 
 cdef class AtomicInt64:

@@ -10,19 +10,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 SWITCH = "KINETO_STEP_TRACKER_NO_EXTENSIONS"
 
 
 class BuildAllOrNone(build_ext):
+    extensions: list[Extension]
+
     def run(self) -> None:
-        if os.environ.get(SWITCH, "0") not in ("", "0"):
-            self.extensions = []
-        super().run()
-        built = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
-        if not all(path.exists() for path in built):
-            self.warn("no extension module: the portable substrate, right but slow, is used")
-            for path in built:
-                path.unlink(missing_ok=True)
+        modules: list[Path] = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
+        # What an earlier build left here must not be taken for the result of this one.
+        for module in modules:
+            module.unlink(missing_ok=True)
+        if os.environ.get(SWITCH, "0") in ("", "0"):
+            super().run()
+        if not all(module.exists() for module in modules):
+            self.warn("no extension modules: the package will run on its slower portable substrate")
+            for module in modules:
+                module.unlink(missing_ok=True)
             self.extensions = []

@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False, nonecheck=True, annotation_typing=False
-# cython: freethreading_compatible=True
+# cython: freethreading_compatible=True, embedsignature=True, embedsignature.format=clinic
 """KinetoStepTracker: the process-wide tracker, under the names that PyTorch's class has.
 
 It imports the tracker only, and never PyTorch: it finds Kineto's ``step()`` in a PyTorch that
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kineto_step_tracker.tracker import StepTracker
 
@@ -49,10 +49,10 @@ class _StepDict(MutableMapping[str, int]):
     __slots__ = ()
 
     def __getitem__(self, requester: str) -> int:
-        count = self.get(requester)
-        if count is None:
-            count = self[requester] = 0
-        return count
+        counts = self.copy()
+        if requester not in counts:
+            self[requester] = counts[requester] = 0
+        return counts[requester]
 
     def __setitem__(self, requester: str, count: int) -> None:
         _tracker._assign(requester, count)
@@ -73,7 +73,7 @@ class _StepDict(MutableMapping[str, int]):
     # The mixins of MutableMapping recognise an unknown name by the KeyError that [] does not
     # raise here, so what they build on it is built on a copy instead.
 
-    def get(self, requester, default=None):  # type: ignore[no-untyped-def]
+    def get(self, requester: str, default: Any = None) -> Any:
         return self.copy().get(requester, default)
 
     def keys(self) -> KeysView[str]:
@@ -90,7 +90,7 @@ class _StepDict(MutableMapping[str, int]):
             self[requester] = default
         return self[requester]
 
-    def pop(self, requester, *default):  # type: ignore[no-untyped-def]
+    def pop(self, requester: str, *default: Any) -> Any:
         count = self.copy().pop(requester, *default)
         _tracker.erase_step_count(requester)
         return count
@@ -114,14 +114,15 @@ class _StepDict(MutableMapping[str, int]):
 _step_dict = _StepDict()
 
 
+_replaced: dict[str, int | dict[str, int]] = {}
+
+
 class _DropInType(type):
     """Gives the drop-in PyTorch's two private attributes, readable and writable.
 
     Deleting one takes back what was last assigned, as ``pytest``'s ``monkeypatch`` and
     ``unittest.mock`` do at the end of a test.
     """
-
-    _replaced: dict[str, int | dict[str, int]] = {}
 
     @property
     def _current_step(cls) -> int:
@@ -131,7 +132,7 @@ class _DropInType(type):
     def _current_step(cls, step: int) -> None:
         before = _tracker.current_step()
         _tracker._assign_step(step)
-        cls._replaced["_current_step"] = before
+        _replaced["_current_step"] = before
 
     @_current_step.deleter
     def _current_step(cls) -> None:
@@ -145,15 +146,15 @@ class _DropInType(type):
     def _step_dict(cls, counts: Mapping[str, int]) -> None:
         before = _step_dict.copy()
         _set_counts(counts)
-        cls._replaced["_step_dict"] = before
+        _replaced["_step_dict"] = before
 
     @_step_dict.deleter
     def _step_dict(cls) -> None:
         _set_counts(cls._take_back("_step_dict"))
 
-    def _take_back(cls, attribute: str):  # type: ignore[no-untyped-def]
+    def _take_back(cls, attribute: str) -> Any:
         try:
-            return cls._replaced.pop(attribute)
+            return _replaced.pop(attribute)
         except KeyError:
             raise AttributeError(
                 f"KinetoStepTracker.{attribute} cannot be deleted; it can only be taken back "

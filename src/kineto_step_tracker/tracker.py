@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False, nonecheck=True, annotation_typing=False
-# cython: freethreading_compatible=True
+# cython: freethreading_compatible=True, embedsignature=True, embedsignature.format=clinic
 """The step tracker: one count a requester, the global step their largest, one callback a rise.
 
 This file is the whole algorithm. It runs as it stands on the portable substrate, and compiled
@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from kineto_step_tracker import _atomic
 from kineto_step_tracker._atomic import AtomicInt64, CellMap
@@ -423,7 +423,7 @@ class StepTracker:
             # Before the callback: one that raises, forks or never returns is not run again.
             self._dispatched.store(step)
             try:
-                self._on_step(step)
+                self._on_step(step)  # type: ignore[misc]  # _dispatch saw that it is not None
             except Exception as error:
                 error.add_note(f"raised by the on_step callback for step {step}")
                 errors.append(error)
@@ -493,7 +493,7 @@ class Requester:
         """The requester's count, None once it is erased."""
         return self._tracker._count_of(self._name)
 
-    def __enter__(self) -> Requester:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -533,16 +533,20 @@ def _check_step(argument: str, step: object) -> None:
     if not isinstance(step, int):
         raise TypeError(f"{argument} must be an int, not {_described(step)}")
     if not 0 <= step <= _MAX_START:
-        raise ValueError(f"{argument} must be from 0 to 2**62, not {step}")
+        raise ValueError(f"{argument} must be from 0 to 2**62, not {_shown(step)}")
 
 
 def _described(argument: object) -> str:
-    """A bad argument's type and, cut short, its value, for an error message."""
+    return f"{type(argument).__name__} ({_shown(argument)})"
+
+
+def _shown(argument: object) -> str:
+    """An argument's repr, short enough for an error message, and whatever the argument is."""
     try:
         value = repr(argument)
     except Exception:
-        return type(argument).__name__
-    return f"{type(argument).__name__} ({value[:60]}{'…' if len(value) > 60 else ''})"
+        return "unprintable"
+    return f"{value[:60]}…" if len(value) > 60 else value
 
 
 def _one_of(errors: list[Exception]) -> Exception:
@@ -556,4 +560,5 @@ def _free_dead_batons() -> None:
         tracker._free_dead_baton()
 
 
-os.register_at_fork(after_in_child=_free_dead_batons)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_dead_batons)

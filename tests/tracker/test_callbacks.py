@@ -1,0 +1,131 @@
+"""Contract point 7: what a callback raises, and what becomes of the steps behind it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kineto_step_tracker import StepTracker
+from tests.conftest import run_together
+
+
+def test_an_error_leaves_the_increment_with_a_note_and_the_step_stands() -> None:
+    def on_step(step: int) -> None:
+        raise ValueError("disk full")
+
+    tracker = StepTracker(on_step)
+    with pytest.raises(ValueError, match="disk full") as raised:
+        tracker.increment_step("a")
+    assert raised.value.__notes__ == ["raised by the on_step callback for step 1"]
+    assert (tracker.current_step(), tracker.step_counts()) == (1, {"a": 1})
+
+
+def behind_a_callback(tracker: StepTracker, rises: int) -> None:
+    """Used as a callback's body: leave some steps to the holder, which is this thread."""
+    for _ in range(rises):
+        tracker.increment_step("inner")
+
+
+def test_several_errors_become_one_group_and_no_step_is_skipped() -> None:
+    steps: list[int] = []
+
+    def on_step(step: int) -> None:
+        steps.append(step)
+        if step == 1:
+            behind_a_callback(tracker, 3)
+        if step != 3:
+            raise ValueError(step)
+
+    tracker = StepTracker(on_step)
+    with pytest.raises(ExceptionGroup) as raised:
+        tracker.increment_step("a")
+    assert steps == [1, 2, 3, 4]
+    assert [error.args for error in raised.value.exceptions] == [(1,), (2,), (4,)]
+    assert [error.__notes__ for error in raised.value.exceptions] == [
+        [f"raised by the on_step callback for step {step}"] for step in (1, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_stops_at_once_and_the_next_rise_runs_the_rest(
+    stop: type[BaseException],
+) -> None:
+    steps: list[int] = []
+
+    def on_step(step: int) -> None:
+        steps.append(step)
+        if step == 1:
+            behind_a_callback(tracker, 3)
+            raise ValueError("before it")
+        if step == 2:
+            raise stop
+
+    tracker = StepTracker(on_step)
+    with pytest.raises(stop) as raised:
+        tracker.increment_step("a")
+    assert steps == [1, 2]
+    assert isinstance(raised.value.__cause__, ValueError), "the error before it is not lost"
+    assert tracker.current_step() == 4
+    assert tracker.increment_step("inner") == 5
+    assert steps == [1, 2, 3, 4, 5]
+
+
+def test_an_error_reaches_the_call_that_ran_the_callback_and_no_other() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def on_step(step: int) -> None:
+        if step == 1:
+            entered.set()
+            assert leave.wait(60)
+        else:
+            raise ValueError(step)
+
+    tracker = StepTracker(on_step)
+
+    def run_both() -> None:
+        with pytest.raises(ValueError, match="2") as raised:
+            tracker.increment_step("a")
+        assert raised.value.__notes__ == ["raised by the on_step callback for step 2"]
+
+    def leave_mine() -> None:
+        assert entered.wait(60)
+        assert tracker.increment_step("b") == 2
+        leave.set()
+
+    run_together(run_both, leave_mine)
+
+
+def test_after_an_error_callbacks_go_on() -> None:
+    steps: list[int] = []
+
+    def on_step(step: int) -> None:
+        steps.append(step)
+        if step % 3 == 0:
+            raise ValueError(step)
+
+    tracker = StepTracker(on_step)
+    for step in range(1, 10):
+        if step % 3 == 0:
+            with pytest.raises(ValueError, match=str(step)):
+                tracker.increment_step("a")
+        else:
+            tracker.increment_step("a")
+    assert steps == list(range(1, 10))
+
+
+def test_an_error_does_not_leave_init_or_erase_half_done() -> None:
+    """Steps that an interrupt left behind are run by init and erase, whose work stands."""
+
+    def on_step(step: int) -> None:
+        if step == 1:
+            tracker.increment_step("inner")
+            raise KeyboardInterrupt
+        raise ValueError(step)
+
+    tracker = StepTracker(on_step)
+    with pytest.raises(KeyboardInterrupt):
+        tracker.increment_step("a")
+    with pytest.raises(ValueError, match="2"):
+        tracker.init_step_count("a")
+    assert tracker.step_counts() == {"a": 2, "inner": 2}
