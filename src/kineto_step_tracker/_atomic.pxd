@@ -23,7 +23,7 @@ cdef extern from *:
         return Py_None;
     }
     """
-    object kst_dict_find(dict cells, str name)
+    object kst_dict_find(dict cells, object name)
 
 
 cdef extern from "Python.h" nogil:
@@ -60,7 +60,7 @@ cdef class AtomicInt64:
 cdef class CellMap:
     cdef dict _cells
 
-    cdef inline AtomicInt64 find(self, str name):
+    cdef inline AtomicInt64 find(self, object name):
         return <AtomicInt64>kst_dict_find(self._cells, name)
 
     cdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell)

@@ -46,10 +46,10 @@ class AtomicInt64:
         return bool(self._value.cmpxchg_strong(expected=expected, desired=desired).success)
 
 
-# Held only for the two look-ups and the deletion in `CellMap.discard`. Neither calls Python
-# code, so no signal handler or finaliser can run on the thread that holds it and wait for
-# itself. A fork waits for it, so the child never finds it taken.
-_discarding = threading.Lock()
+# Held only for the look-up and the deletion in `CellMap.discard`. CPython runs a signal handler
+# or a finaliser at calls and allocations, and between those two there is neither. Re-entrant,
+# because the release may allocate. A fork waits for it, so the child never finds it taken.
+_discarding = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_discarding.acquire,

@@ -134,7 +134,7 @@ class StepTracker:
         42
         """
         if type(requester) is not str:
-            requester = _plain_name(requester)
+            return self.increment_step(_plain_name(requester))
         cell = self._cells.find(requester)
         count = 0 if cell is None else cell.add(1)
         if count <= 0:
@@ -158,7 +158,8 @@ class StepTracker:
         {'ProfilerStep': 7}
         """
         if type(requester) is not str:
-            requester = _plain_name(requester)
+            self.init_step_count(_plain_name(requester))
+            return
         while True:
             cell = self._cell_of(requester)
             count = cell.load()
@@ -195,7 +196,7 @@ class StepTracker:
         1
         """
         if type(requester) is not str:
-            requester = _plain_name(requester)
+            return self.erase_step_count(_plain_name(requester))
         cell = self._cells.find(requester)
         if cell is None:
             return False
@@ -260,7 +261,7 @@ class StepTracker:
         8
         """
         if type(name) is not str:
-            name = _plain_name(name)
+            return self.requester(_plain_name(name))
         while True:
             cell = self._cell_of(name)
             count = cell.load()
@@ -310,7 +311,8 @@ class StepTracker:
         they do when PyTorch's class finds a count that was written into its dict.
         """
         if type(requester) is not str:
-            requester = _plain_name(requester)
+            self._assign(_plain_name(requester), count)
+            return
         _check_step("count", count)
         while True:
             cell = self._cell_of(requester)

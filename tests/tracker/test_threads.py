@@ -112,7 +112,7 @@ def test_erasing_and_re_initialising_among_increments() -> None:
 @pytest.mark.usefixtures("restless")
 def test_one_registration_is_erased_by_exactly_one_thread() -> None:
     tracker = StepTracker()
-    rounds = repetitions(5_000)
+    rounds = repetitions(1_000)
     barrier = threading.Barrier(THREADS)
     erasers: list[int] = []
 
@@ -132,7 +132,7 @@ def test_one_registration_is_erased_by_exactly_one_thread() -> None:
 @pytest.mark.usefixtures("restless")
 def test_first_increments_of_one_name_are_all_counted() -> None:
     tracker = StepTracker()
-    rounds = repetitions(5_000)
+    rounds = repetitions(1_000)
     barrier = threading.Barrier(THREADS)
 
     def work() -> None:
