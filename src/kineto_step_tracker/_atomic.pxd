@@ -49,9 +49,6 @@ cdef class AtomicInt64:
     cdef inline int64_t add(self, int64_t amount) noexcept nogil:
         return self._value.fetch_add(amount) + amount
 
-    cdef inline int64_t exchange(self, int64_t value) noexcept nogil:
-        return self._value.exchange(value)
-
     cdef inline bint compare_exchange(self, int64_t expected, int64_t desired) noexcept nogil:
         return self._value.compare_exchange_strong(expected, desired)
 

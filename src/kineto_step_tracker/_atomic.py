@@ -37,10 +37,6 @@ class AtomicInt64:
         """Add, and return the sum."""
         return int(self._value.fetch_add(amount)) + amount
 
-    def exchange(self, value: int) -> int:
-        """Store, and return what was there before."""
-        return int(self._value.exchange(value))
-
     def compare_exchange(self, expected: int, desired: int) -> bool:
         """Store ``desired`` if ``expected`` is there; say whether it was."""
         return bool(self._value.cmpxchg_strong(expected=expected, desired=desired).success)

@@ -41,8 +41,7 @@ cdef class StepTracker:
 
     @cython.locals(step=int64_t)
     cdef int64_t _reach(self, int64_t count) except -1
-    @cython.locals(step=int64_t)
-    cdef int64_t _raise_to(self, int64_t count) except -1
+    cdef int64_t _raise_to(self, int64_t count, int64_t step) except -1
     @cython.locals(cell=AtomicInt64)
     cdef AtomicInt64 _cell_of(self, str name)
     @cython.locals(cell=AtomicInt64, count=int64_t, first=int64_t)

@@ -13,6 +13,8 @@ waits for anybody:
 - Steps are *risen* in `_global_max` and *run* in `_dispatched`. Whoever finds fewer run than
   risen tries to take the baton. Its holder runs the callback for one step after another until
   none is left; everybody else leaves its steps to the holder.
+- Whoever is about to overwrite a count first raises the global step to it, for the thread that
+  has counted and not yet done so.
 - A cell below zero is not a count. `_FRESH`: just added, not registered by anyone yet.
   `_RETIRED`: erased, for ever; whoever meets it in the map removes it and looks again. Both
   are so far below zero that the increments of threads which hold such a cell do not matter.
@@ -116,7 +118,8 @@ class StepTracker:
         """Count one step for the requester, and return the global step.
 
         An unknown requester is registered first, at the global step, so that its first
-        increment raises it. If the count is a new maximum, ``on_step`` runs before this
+        increment raises it. (Registering and counting are two steps: threads whose first
+        increments of different names overlap may raise it once, all to the same count.) If the count is a new maximum, ``on_step`` runs before this
         returns, or another thread that is running it takes the step over.
 
         Args:
@@ -166,8 +169,8 @@ class StepTracker:
             if count < _FRESH:
                 continue
             # Help: an increment may have counted here and not raised the global step yet.
-            # Once overwritten, its count would be seen by nobody else.
-            step = self._raise_to(count)
+            # Once overwritten, its count would be seen by nobody but that increment.
+            step = self._raise_to(count, self._global_max.load())
             if cell.compare_exchange(count, step):
                 break
         self._dispatch()
@@ -200,15 +203,15 @@ class StepTracker:
         cell = self._cells.find(requester)
         if cell is None:
             return False
-        count = cell.exchange(_RETIRED)
+        while True:
+            count = cell.load()
+            # Help, and before the count is hidden, as in init_step_count.
+            self._raise_to(count, self._global_max.load())
+            if cell.compare_exchange(count, _RETIRED):
+                break
         self._cells.discard(requester, cell)
-        if count < 0:
-            return False
-        # Help, as in init_step_count: the count is gone for everybody but the thread that
-        # is about to raise the global step to it.
-        self._raise_to(count)
         self._dispatch()
-        return True
+        return count >= 0
 
     def current_step(self) -> int:
         """Return the global step: the largest count that any requester has reached.
@@ -223,8 +226,9 @@ class StepTracker:
     def step_counts(self) -> dict[str, int]:
         """Return a copy of every requester's count.
 
-        Thread-safe; never waits. No count in it is above `current_step`. Where threads step
-        meanwhile, each count is right for some instant during the call, not all for the same.
+        Thread-safe; never waits. No count in it is above `current_step`. Where other threads
+        step meanwhile, each count is right for some instant, not all for the same; one that a
+        thread is registering or initialising may still be missing or the one from before.
         O(number of requesters).
 
         >>> tracker = StepTracker(start=10)
@@ -291,7 +295,7 @@ class StepTracker:
         """
         _check_step("step", step)
         for name, cell in self._cells.snapshot().items():
-            cell.exchange(_RETIRED)
+            cell.store(_RETIRED)
             self._cells.discard(name, cell)
         self._assign_step(step)
 
@@ -319,7 +323,7 @@ class StepTracker:
             before = cell.load()
             if before >= _FRESH and cell.compare_exchange(before, count):
                 break
-        self._raise_to(max(before, count))
+        self._raise_to(max(before, count), self._global_max.load())
 
     def _assign_step(self, step: int) -> None:
         """Set the global step without callbacks, for the drop-in's ``_current_step``.
@@ -339,17 +343,16 @@ class StepTracker:
         step = self._global_max.load()
         if step >= count:
             return step
-        step = self._raise_to(count)
+        step = self._raise_to(count, step)
         self._dispatch()
         return step
 
-    def _raise_to(self, count: int) -> int:
-        """Raise the global step to at least ``count``, and return it.
+    def _raise_to(self, count: int, step: int) -> int:
+        """Raise the global step, last seen at ``step``, to at least ``count``, and return it.
 
         A failed try means that another thread has raised it, so there are no more tries than
         threads with a count above it.
         """
-        step = self._global_max.load()
         while step < count:
             if self._global_max.compare_exchange(step, count):
                 return count
