@@ -23,7 +23,8 @@ import kineto_step_tracker
 
 _SECONDS_TO_IMPORT_TORCH = 120
 _NO_EXTENSIONS = "KINETO_STEP_TRACKER_NO_EXTENSIONS"
-_REINSTALL = "pip install --force-reinstall --no-deps --no-binary :all: kineto-step-tracker"
+_NAME = "kineto-step-tracker"
+_REINSTALL = f"pip install --force-reinstall --no-deps --no-binary {_NAME} {_NAME}"
 
 
 @dataclass(frozen=True)
@@ -45,34 +46,36 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """Look at everything that the tracker's use depends on. Takes as long as ``import torch``."""
+    torch = _look_at_torch()
+    there_is_torch = isinstance(torch, str) or torch["version"] is not None
     return [
         _version(),
         _backend(kineto_step_tracker.backend),
         _atomics(kineto_step_tracker.backend),
         _python(),
         *_gil(bool(sysconfig.get_config_var("Py_GIL_DISABLED"))),
-        *_pytorch(_look_at_torch()),
-        _daemon(os.environ.get("KINETO_USE_DAEMON")),
-        _installed(),
+        *_pytorch(torch),
+        _daemon(os.environ.get("KINETO_USE_DAEMON"), there_is_torch),
+        _installed(there_is_torch),
         _demo(),
     ]
 
 
 def _version() -> Finding:
-    version = _version_of("kineto-step-tracker")
+    version = _version_of(_NAME)
     folder = Path(kineto_step_tracker.__file__).parent
-    return Finding("version", version, f"kineto-step-tracker {version or 'unknown'} in {folder}")
+    return Finding("version", version, f"{_NAME} {version or 'unknown'} in {folder}")
 
 
 def _backend(backend: str) -> Finding:
     if backend == "native":
         return Finding("backend", backend, "native: the compiled extension, C++ atomics")
-    foreign = [path.name for path in _extensions()]
-    if foreign:
-        why = f"the extension beside it, {foreign[0]}, was built for another Python"
+    extensions = _extensions()
+    if extensions:
+        why = f"the extension beside it, {extensions[0].name}, was built for another Python"
         mend = f"build it for this Python: {_REINSTALL}"
     elif os.environ.get(_NO_EXTENSIONS, "0") not in ("", "0"):
-        why = f"{_NO_EXTENSIONS} switched the extension off when it was installed"
+        why = f"{_NO_EXTENSIONS} is set, which keeps the extension from being built"
         mend = f"unset {_NO_EXTENSIONS}, then {_REINSTALL}"
     elif _compiler() is None:
         why = "the extension was not built, and there is no C++ compiler"
@@ -80,12 +83,8 @@ def _backend(backend: str) -> Finding:
     else:
         why = f"the extension was not built, though there is a C++ compiler, {_compiler()}"
         mend = _REINSTALL
-    return Finding(
-        "backend",
-        backend,
-        f"portable, where an increment takes microseconds, not nanoseconds: {why}",
-        mend,
-    )
+    cost = "portable, where an increment takes microseconds, not nanoseconds"
+    return Finding("backend", backend, f"{cost}: {why}", mend)
 
 
 def _extensions() -> list[Path]:
@@ -237,26 +236,21 @@ def _pytorch(torch: _Torch | str) -> list[Finding]:
     ]
 
 
-def _daemon(setting: str | None) -> Finding:
+def _daemon(setting: str | None, there_is_torch: bool) -> Finding:
+    meaning, mend = f"KINETO_USE_DAEMON={setting}: Kineto is told of every step", None
     if not setting:
-        return Finding(
-            "daemon",
-            setting,
+        meaning = (
             "KINETO_USE_DAEMON is not set: Kineto is not told of steps, and traces by iterations "
-            "cannot be asked for",
-            "for such traces, set KINETO_USE_DAEMON=1 before the training program starts",
+            "cannot be asked for"
         )
-    if setting == "0":
-        return Finding(
-            "daemon",
-            setting,
-            "KINETO_USE_DAEMON=0 means on: PyTorch only asks whether it is set",
-            "if it is meant to be off, unset KINETO_USE_DAEMON",
-        )
-    return Finding("daemon", setting, f"KINETO_USE_DAEMON={setting}: Kineto is told of every step")
+        mend = "for such traces, set KINETO_USE_DAEMON=1 before the training program starts"
+    elif setting == "0":
+        meaning = "KINETO_USE_DAEMON=0 means on: PyTorch only asks whether it is set"
+        mend = "if it is meant to be off, unset KINETO_USE_DAEMON"
+    return Finding("daemon", setting, meaning, mend if there_is_torch else None)
 
 
-def _installed() -> Finding:
+def _installed(there_is_torch: bool) -> Finding:
     pytorch = sys.modules.get("kineto_step_tracker.pytorch")
     if pytorch is not None and pytorch.is_installed():
         return Finding("installed", True, "the tracker is in the PyTorch of this process")
@@ -265,7 +259,9 @@ def _installed() -> Finding:
         False,
         "the tracker is not in the PyTorch of this process; into that of your training program, "
         "another process, this one cannot look",
-        "call kineto_step_tracker.pytorch.install() there, and is_installed() to see whether it is",
+        "call kineto_step_tracker.pytorch.install() there, and is_installed() to see whether it is"
+        if there_is_torch
+        else None,
     )
 
 

@@ -27,6 +27,7 @@ def replicas(
     in_profiler = vars(profiler)
     kineto_step = in_profiler["_kineto_step"]
     threads = torch.get_num_threads()
+    # Kineto is to hear nothing of all this, and the log nothing before the training starts.
     in_profiler["_kineto_step"] = lambda: None
     # The replicas share the cores; threads inside their small operations would only get in the way.
     torch.set_num_threads(1)

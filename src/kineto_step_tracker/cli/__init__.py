@@ -1,0 +1,45 @@
+"""The command ``kineto-step-tracker``: one file a command, each one line in ``app.py``.
+
+This file imports the standard library only, so that it can say what to install where the extra
+``cli`` is missing. The command files turn options into calls and results into text; what they
+call lives outside.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command that ``sys.argv`` names. Leaves by `SystemExit`."""
+    try:
+        with needing("cli"):
+            from kineto_step_tracker.cli.app import app
+        app()
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Typer has made the one from the other where Ctrl-C came inside a command.
+        if isinstance(stop, SystemExit) and stop.code != _INTERRUPTED:
+            raise
+        print("interrupted", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+    finally:
+        # What is alive now ends with the process. Searching all that PyTorch and scikit-learn
+        # have left for cycles first would take up to a second.
+        gc.freeze()
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Answer a failed import inside by a line that says what to install, and exit status 1."""
+    try:
+        yield
+    except (ImportError, OSError) as error:
+        if (getattr(error, "name", None) or "").startswith("kineto_step_tracker"):
+            raise
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+        sys.exit(f"kineto-step-tracker: {reason}; pip install 'kineto-step-tracker[{extra}]'")

@@ -1,0 +1,29 @@
+"""Text on a terminal, or in a file. It imports Rich."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+from rich.console import Console
+
+
+def console() -> Console:
+    """Return standard output: with colours on a terminal, without control codes elsewhere."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def say(to: Console, text: str, style: str = "", indent: int = 0) -> None:
+    """Print a paragraph, wrapped to the terminal with all lines but the first indented.
+
+    Elsewhere it is one line: a file or another program wraps as it likes.
+    """
+    width = to.width if to.is_interactive else sys.maxsize
+    wrapped = textwrap.fill(
+        text,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    to.print(wrapped, style=style, soft_wrap=True)

@@ -1,0 +1,92 @@
+"""What all commands share: help, the version, errors, a missing extra, Ctrl-C."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from kineto_step_tracker.cli import main, needing
+
+from .running import command
+
+
+def test_help_names_every_command_and_every_option() -> None:
+    helped = command("--help")
+    assert helped.returncode == 0
+    for name in ("demo", "doctor", "--version", "--help"):
+        assert f"  {name}" in helped.stdout or f", {name}" in helped.stdout
+
+
+def test_the_version() -> None:
+    asked = command("--version")
+    assert (asked.returncode, asked.stdout) == (
+        0,
+        f"kineto-step-tracker {version('kineto-step-tracker')}\n",
+    )
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_it_says_in_one_line_what_to_install(missing: str) -> None:
+    refused = command("demo", without=(missing,))
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert refused.stderr.count("\n") == 1
+    assert missing in refused.stderr
+    assert refused.stderr.endswith("; pip install 'kineto-step-tracker[cli]'\n")
+
+
+def test_an_import_that_fails_in_the_package_itself_is_not_taken_for_a_missing_extra() -> None:
+    with pytest.raises(ImportError), needing("demo"):
+        from kineto_step_tracker import no_such_thing  # type: ignore[attr-defined]  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError("libtorch_cpu.so: no such file"), "libtorch_cpu.so: no such file"),
+        (ImportError("\n\nIMPORTANT: read this\nand that\n"), "IMPORTANT: read this"),
+        (ImportError(), "ImportError"),
+    ],
+)
+def test_a_broken_extra_is_one_line_too(error: Exception, line: str) -> None:
+    with pytest.raises(SystemExit) as stopped, needing("torch"):
+        raise error
+    assert stopped.value.code == (
+        f"kineto-step-tracker: {line}; pip install 'kineto-step-tracker[torch]'"
+    )
+
+
+def test_ctrl_c_while_the_command_is_still_being_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(extra: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kineto_step_tracker.cli.needing", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--threads", "0"], "Invalid value for '--threads': '0' is not a whole number from 1 to"),
+        (["--threads", "257"], "Invalid value for '--threads': '257' is not a whole number from 1"),
+        (["--threads", "two"], "Invalid value for '--threads': 'two' is not a whole number from"),
+        (["--iterations", "0"], "Invalid value for '--iterations': '0' is not a whole number fro"),
+        (["--iterations", "1.5"], "Invalid value for '--iterations': '1.5' is not a whole number"),
+        (["--seed", "-1"], "Invalid value for '--seed': '-1' is not a whole number from 0 up"),
+        (["--iteration", "5"], "--iteration"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_came_and_what_was_expected(
+    arguments: list[str], message: str
+) -> None:
+    refused = command("demo", *arguments)
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
