@@ -20,7 +20,9 @@ class BuildAllOrNone(build_ext):
     extensions: list[Extension]
 
     def run(self) -> None:
-        modules: list[Path] = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
+        modules: list[Path] = [
+            Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions
+        ]
         # What an earlier build left here must not be taken for the result of this one.
         for module in modules:
             module.unlink(missing_ok=True)
