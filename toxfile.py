@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @impl
-def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:  # noqa: ARG001
+def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     if "PYENV_ROOT" in os.environ:
         versions = Path(os.environ["PYENV_ROOT"], "versions")
         state.conf.options.discover += sorted(map(str, versions.glob("3.*/bin/python")))

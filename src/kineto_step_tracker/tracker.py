@@ -118,9 +118,11 @@ class StepTracker:
         """Count one step for the requester, and return the global step.
 
         An unknown requester is registered first, at the global step, so that its first
-        increment raises it. (Registering and counting are two steps: threads whose first
-        increments of different names overlap may raise it once, all to the same count.) If the count is a new maximum, ``on_step`` runs before this
-        returns, or another thread that is running it takes the step over.
+        increment raises it. Registering and counting are two steps: threads whose first
+        increments of different names overlap may raise it once, all to the same count.
+
+        If the count is a new maximum, ``on_step`` runs before this returns, or another thread
+        that is running it takes the step over.
 
         Args:
             requester: the requester's name, a str.

@@ -71,5 +71,6 @@ def test_for_real_on_a_terminal(no_torch: str) -> None:
         assert terminal.finish() == 0
     shown = plain(terminal.shown)
     assert re.search(r"^backend +(native|portable)", shown, re.MULTILINE)
-    assert max(map(len, shown.splitlines())) <= 80
+    # A path may be longer than the terminal is wide; it stands on a line of its own.
+    assert not [line for line in shown.splitlines() if len(line) > 80 and " " in line.strip()]
     assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")
