@@ -1,0 +1,1 @@
+"""Every interleaving of the shipped algorithm, checked against its sequential specification."""
