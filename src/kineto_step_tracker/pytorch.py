@@ -58,7 +58,6 @@ _NEEDED = (
     "torch.optim.optimizer:Optimizer.profile_hook_step",
     "torch.optim.optimizer:_global_optimizer_post_hooks",
     "torch.optim.optimizer:register_optimizer_step_post_hook",
-    "torch.compiler:assume_constant_result",
     "torch.compiler:is_dynamo_compiling",
     "torch.library:custom_op",
     "torch._library.custom_ops:CustomOpDef.register_effect",
@@ -318,21 +317,21 @@ def _replace_hook(undo: contextlib.ExitStack) -> bool:
 
 
 def _set_metaclass(cls: type, metaclass: type) -> None:
-    """Change a class's type, as ``Py_SET_TYPE`` does in C.
+    """Change a class's type, as ``Py_SET_TYPE`` of the C API does.
 
     With the drop-in's metaclass, PyTorch's class forwards what is read from and assigned to its
-    private attributes. Python has no other way to see the assignments, and allows this one to
-    all classes but those whose type is `type` itself.
+    private attributes. Nothing else sees an assignment to a class, and an assignment to
+    ``__class__`` is refused where the type so far is `type` itself.
     """
-    offset = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
-    ob_type = ctypes.c_void_p.from_address(id(cls) + offset)
+    # In every build of CPython the type is the last field of an object's head.
+    head = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
+    ob_type = ctypes.c_void_p.from_address(id(cls) + head)
     if ob_type.value != id(type(cls)):
-        raise RuntimeError("cannot install: the layout of objects is not CPython's")
-    # An object owns a reference to its type. It is not given back, in case some thread is
-    # still looking an attribute up by it.
+        raise RuntimeError("cannot install: objects are not laid out as CPython does")
+    # Every object owns a reference to its type. The one to the former type is never given back,
+    # since a thread may be looking something up there at this moment.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(metaclass))
     ob_type.value = id(metaclass)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
 
 
 class _Claim(weakref.ref[Optimizer]):
@@ -357,7 +356,10 @@ def _count(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if torch.compiler.is_dynamo_compiling():
         torch.ops.kineto_step_tracker.increment_step(_name_of(optimizer))
         return
-    claim = _claims.get(id(optimizer)) or _claim(optimizer)
+    try:
+        claim = _claims[id(optimizer)]
+    except KeyError:
+        claim = _claim(optimizer)
     if claim.nests and not _is_outermost(optimizer, sys._getframe(1)):
         return
     requester = claim.requester
@@ -472,4 +474,6 @@ def _define_operator() -> None:
 
     increment_step.register_fake(lambda requester: None)
     increment_step.register_effect(EffectType.ORDERED)
-    torch.compiler.assume_constant_result(_name_of)  # type: ignore[no-untyped-call]
+    # What torch.compiler.assume_constant_result() does, once it has imported the compiler. That
+    # takes as long as importing PyTorch, and is of no use before there is an optimizer.
+    _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
