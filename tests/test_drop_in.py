@@ -218,6 +218,44 @@ class TestStepDict:
             process_wide._step_dict[name] = count
         assert process_wide._step_dict == {}
 
+    @pytest.mark.parametrize("bad", [{"n": 5, "m": -1}, {"n": 5, 7: 5}, {"n": 5, "m": None}])
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_of_several_items_none_is_taken_if_one_is_bad(
+        self, process_wide: Tracker, bad: dict[str, int], whole: bool
+    ) -> None:
+        process_wide.increment_step("a")
+        write: Callable[[dict[str, int]], None] = partial(setattr, process_wide, "_step_dict")
+        if not whole:
+            write = process_wide._step_dict.update
+        with pytest.raises((TypeError, ValueError)):
+            write(bad)
+        assert process_wide._step_dict == {"a": 1}
+        assert process_wide.current_step() == 1
+
+    @pytest.mark.usefixtures("restless")
+    def test_reading_an_unknown_name_overwrites_no_count(self, process_wide: Tracker) -> None:
+        names = [f"r{number}" for number in range(repetitions(5_000))]
+
+        def read() -> None:
+            for name in names:
+                process_wide._step_dict[name]
+
+        def increment() -> None:
+            for name in names:
+                for _ in range(5):
+                    process_wide.increment_step(name)
+
+        run_together(read, increment)
+        counts = process_wide.step_counts()
+        assert all(counts[name] >= 5 for name in names)
+
+    def test_a_str_subclass_is_read_as_its_characters(self, process_wide: Tracker) -> None:
+        class Name(str):
+            __hash__ = None  # type: ignore[assignment]
+
+        process_wide._step_dict[Name("a")] = 8
+        assert process_wide._step_dict[Name("a")] == 8
+
 
 class TestCurrentStep:
     def test_raising_it_runs_no_callback(self, process_wide: Tracker, kineto: list[int]) -> None:
@@ -273,8 +311,23 @@ def test_patched_by_a_test_and_taken_back(process_wide: Tracker, library: str) -
     assert process_wide._step_dict == {"a": 1}
 
 
+def test_patched_inside_a_patch(process_wide: Tracker) -> None:
+    for _ in range(1000):
+        process_wide.increment_step("a")
+    with mock.patch.object(process_wide, "_current_step", 0):
+        assert process_wide._step_dict == {"a": 0}
+        with (
+            mock.patch.object(process_wide, "_current_step", 5),
+            mock.patch.object(process_wide, "_step_dict", {"b": 7}),
+        ):
+            assert process_wide.current_step() == 7
+        assert process_wide.current_step() == 0
+    assert process_wide._step_dict == {"a": 1000}
+    assert process_wide.increment_step("a") == 1001
+
+
 @pytest.mark.parametrize("attribute", ["_current_step", "_step_dict"])
 def test_nothing_to_take_back(process_wide: Tracker, attribute: str) -> None:
-    drop_in._replaced.clear()
+    drop_in._replaced[attribute].clear()
     with pytest.raises(AttributeError, match=f"{attribute} cannot be deleted"):
         delattr(process_wide, attribute)

@@ -10,10 +10,11 @@ that costs least and, on free-threaded builds, scales with the threads that make
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from kineto_step_tracker.tracker import StepTracker
+from kineto_step_tracker.tracker import StepTracker, _checked_step, _plain_name
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
@@ -49,10 +50,7 @@ class _StepDict(MutableMapping[str, int]):
     __slots__ = ()
 
     def __getitem__(self, requester: str) -> int:
-        counts = self.copy()
-        if requester not in counts:
-            self[requester] = counts[requester] = 0
-        return counts[requester]
+        return self.setdefault(requester)
 
     def __setitem__(self, requester: str, count: int) -> None:
         _tracker._assign(requester, count)
@@ -86,19 +84,27 @@ class _StepDict(MutableMapping[str, int]):
         return self.copy().items()
 
     def setdefault(self, requester: str, default: int = 0) -> int:
-        if requester not in self:
-            self[requester] = default
-        return self[requester]
+        return _tracker._assign(requester, default, known=False)
 
     def pop(self, requester: str, *default: Any) -> Any:
-        count = self.copy().pop(requester, *default)
-        _tracker.erase_step_count(requester)
-        return count
+        counts = self.copy()
+        if requester in counts and _tracker.erase_step_count(requester):
+            return counts[requester]
+        if default:
+            return default[0]
+        raise KeyError(requester)
 
     def popitem(self) -> tuple[str, int]:
-        item = self.copy().popitem()
-        _tracker.erase_step_count(item[0])
-        return item
+        counts = self.copy()
+        while counts:
+            requester, count = counts.popitem()
+            if _tracker.erase_step_count(requester):
+                return requester, count
+        raise KeyError("popitem(): no requester is registered")
+
+    def update(self, *counts: Any, **more_counts: int) -> None:
+        for requester, count in _checked(dict(*counts, **more_counts)).items():
+            self[requester] = count
 
     def copy(self) -> dict[str, int]:
         return _tracker.step_counts()
@@ -114,14 +120,18 @@ class _StepDict(MutableMapping[str, int]):
 _step_dict = _StepDict()
 
 
-_replaced: dict[str, int | dict[str, int]] = {}
+# What assignments replaced: the last few, as nobody but a test takes one back.
+_replaced: dict[str, deque[tuple[int, dict[str, int]]]] = {
+    "_current_step": deque(maxlen=16),
+    "_step_dict": deque(maxlen=16),
+}
 
 
 class _DropInType(type):
     """Gives the drop-in PyTorch's two private attributes, readable and writable.
 
-    Deleting one takes back what was last assigned, as ``pytest``'s ``monkeypatch`` and
-    ``unittest.mock`` do at the end of a test.
+    Deleting one takes back what was last assigned to it, as ``pytest``'s ``monkeypatch`` and
+    ``unittest.mock`` do at the end of a test: step and counts are again as they were before.
     """
 
     @property
@@ -130,13 +140,13 @@ class _DropInType(type):
 
     @_current_step.setter
     def _current_step(cls, step: int) -> None:
-        before = _tracker.current_step()
+        before = _state()
         _tracker._assign_step(step)
-        _replaced["_current_step"] = before
+        _replaced["_current_step"].append(before)
 
     @_current_step.deleter
     def _current_step(cls) -> None:
-        _tracker._assign_step(cls._take_back("_current_step"))
+        _take_back("_current_step")
 
     @property
     def _step_dict(cls) -> _StepDict:
@@ -144,30 +154,44 @@ class _DropInType(type):
 
     @_step_dict.setter
     def _step_dict(cls, counts: Mapping[str, int]) -> None:
-        before = _step_dict.copy()
+        before = _state()
         _set_counts(counts)
-        _replaced["_step_dict"] = before
+        _replaced["_step_dict"].append(before)
 
     @_step_dict.deleter
     def _step_dict(cls) -> None:
-        _set_counts(cls._take_back("_step_dict"))
+        _take_back("_step_dict")
 
-    def _take_back(cls, attribute: str) -> Any:
-        try:
-            return _replaced.pop(attribute)
-        except KeyError:
-            raise AttributeError(
-                f"KinetoStepTracker.{attribute} cannot be deleted; it can only be taken back "
-                "after an assignment"
-            ) from None
+
+def _state() -> tuple[int, dict[str, int]]:
+    counts = _tracker.step_counts()
+    return _tracker.current_step(), counts
+
+
+def _take_back(attribute: str) -> None:
+    if not _replaced[attribute]:
+        raise AttributeError(
+            f"KinetoStepTracker.{attribute} cannot be deleted; it can only be taken back "
+            "after an assignment"
+        )
+    step, counts = _replaced[attribute].pop()
+    _set_counts(counts)
+    _tracker._assign_step(step)
 
 
 def _set_counts(counts: Mapping[str, int]) -> None:
-    counts = dict(counts)
+    wanted = _checked(dict(counts))
     for requester in _step_dict:
-        if requester not in counts:
+        if requester not in wanted:
             _tracker.erase_step_count(requester)
-    _step_dict.update(counts)
+    _step_dict.update(wanted)
+
+
+def _checked(counts: dict[str, int]) -> dict[str, int]:
+    """Refuse all of them if one is bad, before anything is changed."""
+    return {
+        _plain_name(requester): _checked_step("count", count) for requester, count in counts.items()
+    }
 
 
 class _ClassMethods:

@@ -35,7 +35,7 @@ cdef class StepTracker:
     cpdef object reset(self, object step=*)
 
     @cython.locals(cell=AtomicInt64, before=int64_t)
-    cpdef object _assign(self, object requester, object count)
+    cpdef object _assign(self, object requester, object count, bint known=*)
     @cython.locals(cell=AtomicInt64, count=int64_t)
     cpdef object _assign_step(self, object step)
 

@@ -25,10 +25,11 @@ callback is just one more thread, and a fork leaves nothing locked but the baton
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from kineto_step_tracker import _atomic
 from kineto_step_tracker._atomic import AtomicInt64, CellMap
@@ -58,7 +59,8 @@ class StepTracker:
             or is already calling. What it returns is ignored. What it raises leaves the
             operation that called it, with a note naming the step; the steps behind it still
             run, and if several raise, an `ExceptionGroup` leaves. `KeyboardInterrupt` and
-            `SystemExit` leave at once; the steps not yet run then run with the next rise.
+            `SystemExit`, and nothing else, leave at once; the steps not yet run then run with
+            the next rise.
             None to count only.
         start: the global step to start from, an int from 0 to 2**62.
 
@@ -103,7 +105,7 @@ class StepTracker:
                 "on_step must be a callable that takes the step, or None, "
                 f"not {_described(on_step)}"
             )
-        _check_step("start", start)
+        start = _checked_step("start", start)
         if self in _trackers:
             raise TypeError("a StepTracker is initialised only once; use reset() to start anew")
         self._on_step = on_step
@@ -295,7 +297,7 @@ class StepTracker:
         >>> tracker.current_step(), tracker.step_counts()
         (100, {})
         """
-        _check_step("step", step)
+        step = _checked_step("step", step)
         for name, cell in self._cells.snapshot().items():
             cell.store(_RETIRED)
             self._cells.discard(name, cell)
@@ -310,29 +312,32 @@ class StepTracker:
             "counts. Save current_step() and pass it as start"
         )
 
-    def _assign(self, requester: str, count: int) -> None:
-        """Set a requester's count, for the drop-in's ``_step_dict``.
+    def _assign(self, requester: str, count: int, known: bool = True) -> int:
+        """Set a requester's count, for the drop-in's ``_step_dict``, and return it.
 
-        Above the global step it raises that too, and the callbacks run with the next rise, as
-        they do when PyTorch's class finds a count that was written into its dict.
+        With ``known`` false, one that is known keeps its count. A count above the global step
+        raises that too, and the callbacks run with the next rise, as they do when PyTorch's
+        class finds a count that was written into its dict.
         """
         if type(requester) is not str:
-            self._assign(_plain_name(requester), count)
-            return
-        _check_step("count", count)
+            return self._assign(_plain_name(requester), count, known)
+        count = _checked_step("count", count)
         while True:
             cell = self._cell_of(requester)
             before = cell.load()
+            if before >= 0 and not known:
+                return before
             if before >= _FRESH and cell.compare_exchange(before, count):
                 break
         self._raise_to(max(before, count), self._global_max.load())
+        return count
 
     def _assign_step(self, step: int) -> None:
         """Set the global step without callbacks, for the drop-in's ``_current_step``.
 
         Counts above it come down to it, or the next operation would raise it again.
         """
-        _check_step("step", step)
+        step = _checked_step("step", step)
         for cell in self._cells.snapshot().values():
             count = cell.load()
             while count > step and not cell.compare_exchange(count, step):
@@ -404,7 +409,7 @@ class StepTracker:
 
     def _dispatch(self) -> None:
         """Run the callback for every step risen and not yet run, or leave that to the holder."""
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         me = _atomic.thread_ident()
         # Looking again after the baton is free: a step may have risen since the holder last
         # looked, by a thread that found the baton taken.
@@ -424,20 +429,20 @@ class StepTracker:
         if errors:
             raise _one_of(errors)
 
-    def _run_callbacks(self, errors: list[Exception]) -> None:
+    def _run_callbacks(self, errors: list[BaseException]) -> None:
         step = self._dispatched.load() + 1
         while step <= self._global_max.load():
             # Before the callback: one that raises, forks or never returns is not run again.
             self._dispatched.store(step)
             try:
                 self._on_step(step)  # type: ignore[misc]  # _dispatch saw that it is not None
-            except Exception as error:
-                error.add_note(f"raised by the on_step callback for step {step}")
-                errors.append(error)
-            except BaseException as stop:
-                if errors:
+            except (KeyboardInterrupt, SystemExit) as stop:
+                if errors and stop.__cause__ is None:
                     raise stop from _one_of(errors)
                 raise
+            except BaseException as error:
+                _add_note(error, f"raised by the on_step callback for step {step}")
+                errors.append(error)
             step = self._dispatched.load() + 1
 
     def _free_baton(self, me: int) -> None:
@@ -531,16 +536,18 @@ def _make_requester(tracker: StepTracker, name: str, cell: AtomicInt64) -> Reque
 
 def _plain_name(requester: object) -> str:
     """The characters of a str subclass: its own hash and comparison might run any code."""
-    if not isinstance(requester, str):
+    if not issubclass(type(requester), str):
         raise TypeError(f"requester must be a str, not {_described(requester)}")
-    return str.__str__(requester)
+    return str.__str__(cast("str", requester))
 
 
-def _check_step(argument: str, step: object) -> None:
+def _checked_step(argument: str, step: object) -> int:
     if not isinstance(step, int):
         raise TypeError(f"{argument} must be an int, not {_described(step)}")
-    if not 0 <= step <= _MAX_START:
+    value = int.__index__(step)  # a subclass may compare as it likes
+    if not 0 <= value <= _MAX_START:
         raise ValueError(f"{argument} must be from 0 to 2**62, not {_shown(step)}")
+    return value
 
 
 def _described(argument: object) -> str:
@@ -556,10 +563,17 @@ def _shown(argument: object) -> str:
     return f"{value[:60]}…" if len(value) > 60 else value
 
 
-def _one_of(errors: list[Exception]) -> Exception:
+def _add_note(error: BaseException, note: str) -> None:
+    # Some take none, such as a frozen dataclass: then the error itself is what matters.
+    with contextlib.suppress(Exception):
+        error.add_note(note)
+
+
+def _one_of(errors: list[BaseException]) -> BaseException:
     if len(errors) == 1:
         return errors[0]
-    return ExceptionGroup("the on_step callback raised for several steps", errors)
+    # An ExceptionGroup, unless one of them is no Exception.
+    return BaseExceptionGroup("the on_step callback raised for several steps", errors)
 
 
 def _free_dead_batons() -> None:

@@ -267,15 +267,17 @@ MUTANTS = [
     ),
     Mutant(
         "an interrupt is held up by the steps behind it",
-        "            except BaseException as stop:\n                if errors:\n"
+        "            except (KeyboardInterrupt, SystemExit) as stop:\n"
+        "                if errors and stop.__cause__ is None:\n"
         "                    raise stop from _one_of(errors)\n                raise\n",
-        "            except BaseException as stop:\n                errors.append(stop)\n",
+        "",
         "handle a: step a | step a / interrupts",
         HELD_UP,
     ),
     Mutant(
         "an interrupt hides the errors before it",
-        "                if errors:\n                    raise stop from _one_of(errors)\n",
+        "                if errors and stop.__cause__ is None:\n"
+        "                    raise stop from _one_of(errors)\n",
         "",
         "handle a: step a | step a / raises, interrupts",
         ERRORS,
@@ -303,7 +305,7 @@ MUTANTS = [
     ),
     Mutant(
         "an error has no note",
-        'error.add_note(f"raised by the on_step callback for step {step}")',
+        '_add_note(error, f"raised by the on_step callback for step {step}")',
         "pass",
         "handle a: step a / raises",
         NOTES,

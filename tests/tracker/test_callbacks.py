@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import threading
 
 import pytest
@@ -69,6 +71,59 @@ def test_an_interrupt_stops_at_once_and_the_next_rise_runs_the_rest(
     assert tracker.current_step() == 4
     assert tracker.increment_step("inner") == 5
     assert steps == [1, 2, 3, 4, 5]
+
+
+def test_any_other_base_exception_is_an_error_like_the_rest() -> None:
+    steps: list[int] = []
+
+    def on_step(step: int) -> None:
+        steps.append(step)
+        if step == 1:
+            behind_a_callback(tracker, 2)
+            raise asyncio.CancelledError
+        if step == 2:
+            raise ValueError(step)
+
+    tracker = StepTracker(on_step)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        tracker.increment_step("a")
+    assert steps == [1, 2, 3]
+    assert [type(error) for error in raised.value.exceptions] == [
+        asyncio.CancelledError,
+        ValueError,
+    ]
+
+
+def test_an_error_that_takes_no_note_is_raised_without_one() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class FrozenError(Exception):
+        code: int
+
+    steps: list[int] = []
+
+    def on_step(step: int) -> None:
+        steps.append(step)
+        if step == 1:
+            behind_a_callback(tracker, 1)
+            raise FrozenError(7)
+
+    tracker = StepTracker(on_step)
+    with pytest.raises(FrozenError):
+        tracker.increment_step("a")
+    assert steps == [1, 2]
+
+
+def test_an_interrupt_keeps_the_cause_that_it_came_with() -> None:
+    def on_step(step: int) -> None:
+        if step == 1:
+            behind_a_callback(tracker, 1)
+            raise ValueError(step)
+        raise KeyboardInterrupt from OSError("mine")
+
+    tracker = StepTracker(on_step)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        tracker.increment_step("a")
+    assert isinstance(raised.value.__cause__, OSError)
 
 
 def test_an_error_reaches_the_call_that_ran_the_callback_and_no_other() -> None:

@@ -62,7 +62,8 @@ def test_a_signal_handler_may_do_anything_at_any_point() -> None:
         else:
             tracker.init_step_count("shared")
         tracker.step_counts()
-        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+        if handled < 1_000:
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
 
     signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 1e-4)
@@ -73,7 +74,6 @@ def test_a_signal_handler_may_do_anything_at_any_point() -> None:
             tracker.increment_step("shared")
             tracker.erase_step_count("shared")
             increments += 1
-    signal.setitimer(signal.ITIMER_REAL, 0)
     counts = tracker.step_counts()
     assert counts["handler"] >= handled
     assert counts["main"] >= increments

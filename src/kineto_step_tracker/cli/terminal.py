@@ -10,7 +10,10 @@ from rich.console import Console
 
 def console() -> Console:
     """Return standard output: with colours on a terminal, without control codes elsewhere."""
-    return Console(highlight=False, markup=False, emoji=False)
+    out = Console(highlight=False, markup=False, emoji=False)
+    if out.width < 1:  # COLUMNS=0, by which some programs mean that they do not know
+        out.width = 80
+    return out
 
 
 def say(to: Console, text: str, style: str = "", indent: int = 0) -> None:
