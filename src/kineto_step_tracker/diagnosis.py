@@ -259,7 +259,8 @@ def _installed(there_is_torch: bool) -> Finding:
         False,
         "the tracker is not in the PyTorch of this process; into that of your training program, "
         "another process, this one cannot look",
-        "call kineto_step_tracker.pytorch.install() there, and is_installed() to see whether it is"
+        "there, call install() of the module kineto_step_tracker.pytorch, and is_installed() to "
+        "see whether it is"
         if there_is_torch
         else None,
     )

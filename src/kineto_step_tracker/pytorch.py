@@ -90,6 +90,11 @@ def install(kineto: bool | None = None) -> None:
       garbage-collected; a copy and an unpickled optimizer are new ones. PyTorch's own hook,
       which counts all optimizers as one requester, is out.
 
+    An optimizer starts at the global step, so its first ``step()`` raises that. But where others
+    have only just taken their first, it joins them: 300 optimizers, one a parameter, are one step
+    from the first iteration on. So of optimizers that are each used once, one after another,
+    those still alive count as one iteration together.
+
     A ``step()`` that is called by another ``step()`` of the same optimizer, as a subclass does
     with ``super()``, is part of it and not counted. One that raises is not counted, nor one
     that ``GradScaler`` skips; a fused optimizer does its skipping itself, and is.
@@ -112,6 +117,7 @@ def install(kineto: bool | None = None) -> None:
     undoes any number of calls.
 
     Raises:
+        TypeError: ``kineto`` is neither a bool nor None.
         RuntimeError: this PyTorch lacks something, which the message names, and is unchanged.
 
     Thread-safe, and other threads may step meanwhile. Not for signal handlers, and if other
@@ -141,7 +147,9 @@ def uninstall() -> None:
     keep their names until they are garbage-collected.
 
     Thread-safe. Steps that other threads take meanwhile are counted on one side or the other,
-    never on both, and each one that returned before the call is among those handed over.
+    never on both, and each one that returned before the call is among those handed over. What is
+    counted here after that stays here: an `install` that follows at once goes on from the larger
+    of the two steps, not from their sum.
     """
     with _lock:
         _holders.clear()
@@ -193,6 +201,8 @@ def is_installed() -> bool:
 
 
 def _hold(holder: object, kineto: bool | None) -> None:
+    if kineto is not None and not isinstance(kineto, bool):
+        raise TypeError(f"kineto must be a bool or None, not {kineto!r}")
     if kineto is None:
         kineto = _holders.get(holder)
     if not is_installed():

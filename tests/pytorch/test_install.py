@@ -474,3 +474,10 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
     assert process.returncode == 0, process.stderr
     return process
+
+
+@pytest.mark.parametrize("bad", ["yes", 1, object])
+def test_kineto_is_a_bool_or_none(bad: Any) -> None:
+    with pytest.raises(TypeError, match="kineto must be a bool or None, not "):
+        pytorch.install(bad)
+    assert not pytorch.is_installed()
