@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 RUN = "from kineto_step_tracker.cli import main; main()"
 _WITHOUT = """
@@ -44,6 +45,8 @@ class Terminal:
         self.shown = ""
         self._process = subprocess.Popen(
             [sys.executable, "-c", RUN, *arguments],
+            # A shell that runs the tests in the background has them ignore Ctrl-C.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
