@@ -2,7 +2,7 @@
 
 The native twin is ``_atomic.pyx``; where that was built, Python imports it instead of this
 file, because an extension module wins over a ``.py`` of the same name. Both offer the same
-six names, and nothing else in the package touches an atomic, the dictionary of cells or a
+five names, and nothing else in the package touches an atomic, the dictionary of cells or a
 thread's identity. Every operation is one indivisible step, sequentially consistent, and may
 be interrupted by a signal handler, a finaliser or a fork without harm.
 """

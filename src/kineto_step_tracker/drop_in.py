@@ -184,7 +184,8 @@ def _set_counts(counts: Mapping[str, int]) -> None:
     for requester in _step_dict:
         if requester not in wanted:
             _tracker.erase_step_count(requester)
-    _step_dict.update(wanted)
+    for requester, count in wanted.items():
+        _step_dict[requester] = count
 
 
 def _checked(counts: dict[str, int]) -> dict[str, int]:
