@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import kineto_step_tracker
-from kineto_step_tracker import backend, drop_in, textbook, tracker
+from kineto_step_tracker import backend, drop_in, stress, textbook, tracker
 
 
 def in_new_python(program: str) -> Any:
@@ -59,7 +59,7 @@ print(json.dumps([before, enabled()]))
     assert before == after
 
 
-@pytest.mark.parametrize("module", [kineto_step_tracker, tracker, drop_in, textbook])
+@pytest.mark.parametrize("module", [kineto_step_tracker, tracker, drop_in, textbook, stress])
 def test_doctests(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0

@@ -14,7 +14,7 @@ from .running import command
 def test_help_names_every_command_and_every_option() -> None:
     helped = command("--help")
     assert helped.returncode == 0
-    for name in ("demo", "doctor", "--version", "--help"):
+    for name in ("demo", "doctor", "stress", "--version", "--help"):
         assert f"  {name}" in helped.stdout or f", {name}" in helped.stdout
 
 

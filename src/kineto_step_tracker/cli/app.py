@@ -9,6 +9,7 @@ import typer
 
 from kineto_step_tracker.cli.demo import demo
 from kineto_step_tracker.cli.doctor import doctor
+from kineto_step_tracker.cli.stress import stress
 
 app = typer.Typer(
     name="kineto-step-tracker",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command()(stress)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,11 +17,10 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
-from rich.text import Text
 
 from kineto_step_tracker.cli import needing
 from kineto_step_tracker.cli.options import whole_number
-from kineto_step_tracker.cli.terminal import console, say
+from kineto_step_tracker.cli.terminal import bars, console, say
 
 if TYPE_CHECKING:
     from kineto_step_tracker.demo import Outcome, Progress
@@ -164,18 +163,15 @@ def _conclude(out: Console, outcome: Outcome) -> None:
         f"The loss fell from {before:.2f} to {after:.4f}. Of {outcome.unseen} images that it has "
         f"never seen, the model recognises {outcome.accuracy:.1%}.",
     )
-    bars = [
-        ("steps taken", ours.iterations, "cyan", ""),
-        ("callbacks run", len(ours.steps), "green", _order(ours)),
-        ("by PyTorch's algorithm", len(textbook.steps), "red", _order(textbook)),
-    ]
-    glyph = "-" if out.options.ascii_only else "━"
-    room = max(10, out.width - 50)
-    longest = max(number for _, number, _, _ in bars)
     out.print()
-    for label, number, style, remark in bars:
-        bar = Text(glyph * max(1, room * number // longest), style)
-        out.print(Text.assemble(f"{label:<22}{number:>9}  ", bar, f"  {remark}".rstrip()))
+    bars(
+        out,
+        [
+            ("steps taken", ours.iterations, "cyan", ""),
+            ("callbacks run", len(ours.steps), "green", _order(ours)),
+            ("by PyTorch's algorithm", len(textbook.steps), "red", _order(textbook)),
+        ],
+    )
     out.print()
     say(out, f"PyTorch's algorithm, called at the same moments: {textbook.verdict}")
     out.print()

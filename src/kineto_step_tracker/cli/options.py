@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
 
 import typer
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -24,3 +30,30 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def one_of(choices: type[_Choice]) -> Callable[[str], _Choice]:
+    """Return a parser of an enumeration's values, for `typer.Option`."""
+
+    def parse(text: str) -> _Choice:
+        try:
+            return choices(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(choices)}.") from None
+
+    return parse
+
+
+def new_file(text: str) -> Path:
+    """Parse the name of a file to write at the end of long work, and refuse it before if need be.
+
+    The file itself is not touched yet.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise typer.BadParameter(f"{text!r} is a folder, not a file.")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"{text!r} cannot be written: there is no folder {path.parent}.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise typer.BadParameter(f"{text!r} cannot be written: permission denied.")
+    return path

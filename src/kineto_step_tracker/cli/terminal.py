@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Sequence
 
 from rich.console import Console
+from rich.text import Text
 
 
 def console() -> Console:
@@ -30,3 +32,13 @@ def say(to: Console, text: str, style: str = "", indent: int = 0) -> None:
         break_on_hyphens=False,
     )
     to.print(wrapped, style=style, soft_wrap=True)
+
+
+def bars(to: Console, rows: Sequence[tuple[str, int, str, str]]) -> None:
+    """Draw numbers to one scale. A row is a label, its number, the bar's style and a remark."""
+    glyph = "-" if to.options.ascii_only else "━"
+    room = max(10, to.width - 50)
+    longest = max(1, *(number for _, number, _, _ in rows))
+    for label, number, style, remark in rows:
+        bar = Text(glyph * max(1, room * number // longest), style)
+        to.print(Text.assemble(f"{label:<22}{number:>9}  ", bar, f"  {remark}".rstrip()))
