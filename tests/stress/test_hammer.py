@@ -8,7 +8,7 @@ from random import random
 
 import pytest
 
-from kineto_step_tracker import StepTracker
+from kineto_step_tracker import StepTracker, backend
 from kineto_step_tracker.stress import Plan, Scenario
 from kineto_step_tracker.stress.hammer import CallbackError, hammer
 from kineto_step_tracker.stress.subjects import _OF_THIS_PACKAGE, Subject
@@ -142,7 +142,8 @@ def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def violations(scenario: Scenario) -> set[str]:
     # On one thread, where the trackers above do what they do and nothing else goes wrong.
-    outcome = hammer(Plan(threads=1, seconds=0.1, scenario=scenario))
+    seconds = 0.1 if backend == "native" else 1
+    outcome = hammer(Plan(threads=1, seconds=seconds, scenario=scenario))
     return {violation.kind for violation in outcome.violations}
 
 

@@ -50,12 +50,13 @@ def test_pytorchs_class_breaks_them() -> None:
     assert "callbacks too many" in {violation.kind for violation in outcome.violations}
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer signals")
 def test_a_deadlock_is_found_and_says_where_every_thread_stands() -> None:
-    plan = Plan(seconds=60, scenario=Scenario.INTERRUPTS, subject=Subject.LOCKED)
+    # With this seed the callback comes back into the tracker at the first step.
+    plan = Plan(seconds=60, scenario=Scenario.CALLBACKS, subject=Subject.LOCKED, seed=63)
     (violation,) = run(plan, patience=1).violations
     assert violation.kind == "no operation came to its end"
     assert "MainThread in LockedStepTracker." in violation.first
+    assert "worker 3 in LockedStepTracker." in violation.first
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no such signal")
@@ -75,8 +76,9 @@ def test_a_process_that_does_not_even_report_is_given_up() -> None:
         assert child.pid is not None
         os.kill(child.pid, signal.SIGSTOP)
 
-    (violation,) = run(Plan(seconds=60), stop, patience=0.5).violations
-    assert (violation.kind, violation.first) == ("the process fell silent", "not a word for 6 s")
+    (violation,) = run(Plan(seconds=60), stop, patience=2).violations
+    assert violation.kind == "the process fell silent"
+    assert violation.first.startswith("not a word for 4 s; ")
 
 
 def test_what_the_watcher_raises_ends_the_run_and_the_process() -> None:
@@ -95,7 +97,7 @@ def test_the_watcher_is_told_of_progress() -> None:
     assert [progress.operations for progress in told] == sorted(
         progress.operations for progress in told
     )
-    assert {(progress.violations, progress.standstill) for progress in told} == {(0, ())}
+    assert {(progress.violations, progress.standstill) for progress in told} == {((), ())}
 
 
 @pytest.mark.parametrize(

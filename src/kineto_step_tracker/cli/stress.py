@@ -144,9 +144,10 @@ def _bar(out: Console, seconds: int) -> Iterator[Callable[[logic.Progress], None
 
 
 def _so_far(progress: logic.Progress) -> str:
+    violations = sum(violation.times for violation in progress.violations)
     return (
         f"{_grouped(progress.operations)} operations, step {_grouped(progress.step)}, "
-        f"{_number(progress.violations, 'violation')}"
+        f"{_number(violations, 'violation')}"
     )
 
 

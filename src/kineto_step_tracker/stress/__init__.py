@@ -7,7 +7,9 @@ violation like any other. It knows no terminal.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
+import os
 import platform
 import shlex
 import signal
@@ -21,9 +23,7 @@ from multiprocessing.connection import Connection
 from kineto_step_tracker._atomic import backend
 from kineto_step_tracker.stress.subjects import Subject
 
-# A process that says nothing has less excuse than one whose threads wait, but it may be
-# importing PyTorch.
-_SILENCE = 12
+_SECONDS_TO_START = 120  # it may have to import PyTorch
 _MOST_THREADS = 256
 
 
@@ -124,14 +124,14 @@ class Progress:
         seconds: for how long the threads have been stepping.
         operations: how many operations have come to their end.
         step: the last step that the callback was called for.
-        violations: how many violations have been seen.
+        violations: what has been seen so far that the contract excludes.
         standstill: where each thread stands, if for long no operation has come to its end.
     """
 
     seconds: float
     operations: int
     step: int
-    violations: int
+    violations: tuple[Violation, ...] = ()
     standstill: tuple[str, ...] = ()
 
 
@@ -178,7 +178,7 @@ def run(
         watch: is called on this thread several times a second. What it raises ends the run and
             leaves `run`, as does Ctrl-C; no process is left behind.
         patience: for how many seconds no operation may come to its end before that is a hang.
-            A process that does not even report is given twelve times as long.
+            A process that does not even report is given twice as long.
 
     Raises:
         ImportError: PyTorch's own class was asked for, and PyTorch cannot be imported.
@@ -196,12 +196,14 @@ def run(
     processes = multiprocessing.get_context("spawn")
     receiver, sender = processes.Pipe(duplex=False)
     process = processes.Process(target=_hammer_and_tell, args=(plan, patience, sender), daemon=True)
-    progress = Progress(0.0, 0, 0, 0)
+    progress = Progress(0.0, 0, 0)
     try:
         with _ctrl_c_kept_from_children():
             process.start()
         sender.close()
-        while receiver.poll(_SILENCE * patience):
+        silence: float = _SECONDS_TO_START
+        while receiver.poll(silence):
+            silence = 2 * patience
             told = receiver.recv()
             if isinstance(told, Outcome):
                 return told
@@ -212,8 +214,11 @@ def run(
                 where = "; ".join(progress.standstill)
                 return _cut_short(plan, progress, "no operation came to its end", where)
             watch(progress)
-        silence = f"not a word for {_SILENCE * patience:g} s"
-        return _cut_short(plan, progress, "the process fell silent", silence)
+        # It answers by printing where its threads stand, if it can.
+        os.kill(process.pid or 0, signal.SIGABRT)
+        process.join(1)
+        seen = f"not a word for {silence:g} s; see above where its threads stood"
+        return _cut_short(plan, progress, "the process fell silent", seen)
     except EOFError:
         process.join()
         return _cut_short(plan, progress, "the process died", _end_of(process.exitcode or 0))
@@ -246,6 +251,7 @@ def _check_seconds(argument: str, value: object) -> None:
 
 
 def _hammer_and_tell(plan: Plan, patience: float, sender: Connection) -> None:
+    faulthandler.enable()
     try:
         # In the child only, as it may import PyTorch.
         from kineto_step_tracker.stress.hammer import hammer
@@ -260,13 +266,13 @@ def _cut_short(plan: Plan, progress: Progress, kind: str, seen: str) -> Outcome:
         plan,
         environment(),
         progress.seconds,
-        {"in all": progress.operations},
+        {"of any kind": progress.operations},
         rises=progress.step,
         callbacks=progress.step,
         errors=0,
         signals=0,
         finalisers=0,
-        violations=(Violation(kind, 1, seen),),
+        violations=(Violation(kind, 1, seen), *progress.violations),
     )
 
 

@@ -23,6 +23,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import TypeVar
 
@@ -230,14 +231,16 @@ class _Load:
 
     def carry_out(self, watch: Callable[[Progress], object], patience: float) -> Outcome:
         over = threading.Event()
-        reporter = threading.Thread(
-            target=self._report, args=(over, watch, patience), name="reporter", daemon=True
-        )
         threads = [
             # Daemons, so that threads which hang do not keep their process from ending.
             threading.Thread(target=worker.run, name=worker.name, daemon=True)
             for worker in self._workers[1:]
         ]
+        # Not from threading.enumerate(), whose lock a thread that hangs may hold.
+        known = [threading.current_thread(), *threads]
+        reporter = threading.Thread(
+            target=self._report, args=(over, watch, patience, known), daemon=True
+        )
         self._began = time.monotonic()
         reporter.start()
         try:
@@ -280,7 +283,11 @@ class _Load:
         ]
 
     def _report(
-        self, over: threading.Event, watch: Callable[[Progress], object], patience: float
+        self,
+        over: threading.Event,
+        watch: Callable[[Progress], object],
+        patience: float,
+        threads: Sequence[threading.Thread],
     ) -> None:
         before, moved = (0, 0), self._began
         try:
@@ -295,8 +302,8 @@ class _Load:
                         now - self._began,
                         done,
                         step,
-                        sum(times for times, _ in self._violations().values()),
-                        tuple(_whereabouts()) if standstill else (),
+                        self._violations(),
+                        tuple(_whereabouts(threads)) if standstill else (),
                     )
                 )
         finally:
@@ -351,9 +358,7 @@ class _Load:
             errors=self._journal.errors,
             signals=self._signals,
             finalisers=len(self._finalised),
-            violations=tuple(
-                Violation(kind, times, first) for kind, (times, first) in self._violations().items()
-            ),
+            violations=self._violations(),
         )
 
     def _operations(self) -> dict[str, int]:
@@ -362,13 +367,13 @@ class _Load:
             operations.update(hand.operations.copy())
         return dict(operations)
 
-    def _violations(self) -> dict[str, tuple[int, str]]:
-        violations: dict[str, tuple[int, str]] = {}
+    def _violations(self) -> tuple[Violation, ...]:
+        found: dict[str, Violation] = {}
         for hand in self._hands():
-            for kind, (times, seen) in hand.violations.copy().items():
-                before, first = violations.get(kind, (0, seen))
-                violations[kind] = (before + times, first)
-        return violations
+            for kind, (times, first) in hand.violations.copy().items():
+                before = found.get(kind, Violation(kind, 0, first))
+                found[kind] = replace(before, times=before.times + times)
+        return tuple(found.values())
 
     @contextmanager
     def _signals_raining(self) -> Iterator[None]:
@@ -536,11 +541,11 @@ def _errors_of_callback(error: BaseException | None) -> int:
     return own + _errors_of_callback(error.__cause__)
 
 
-def _whereabouts() -> Iterator[str]:
+def _whereabouts(threads: Sequence[threading.Thread]) -> Iterator[str]:
     frames = sys._current_frames()
-    for thread in threading.enumerate():
+    for thread in threads:
         frame = frames.get(thread.ident or 0)
-        if frame is not None and thread is not threading.current_thread():
+        if frame is not None:
             yield f"{thread.name} in {frame.f_code.co_qualname}, line {frame.f_lineno}"
 
 
