@@ -1,4 +1,4 @@
-"""Shows tox the Pythons that pyenv keeps. tox itself sees only those on PATH."""
+"""Shows tox the Pythons of pyenv and of .ci/free-threaded-python. It sees those on PATH itself."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 @impl
 def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
+    discover = state.conf.options.discover
     if "PYENV_ROOT" in os.environ:
         versions = Path(os.environ["PYENV_ROOT"], "versions")
-        state.conf.options.discover += sorted(map(str, versions.glob("3.*/bin/python")))
+        discover += sorted(map(str, versions.glob("3.*/bin/python")))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    free_threaded = cache / "kineto-step-tracker" / "python3.13t"
+    # Without the marker it is half installed.
+    if (free_threaded / "installed").exists():
+        discover.append(str(free_threaded / "bin" / "python3.13t"))

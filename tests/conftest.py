@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,9 +36,82 @@ def run_together(*works: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def repetitions(native: int) -> int:
+SOURCES = Path(__file__).parents[1] / "src" / "kineto_step_tracker"
+
+
+class PlainAtomics(ModuleType):
+    """Stands in for ``atomics``, for one thread: fast, and also where that cannot be installed."""
+
+    INT = int
+
+    class atomic:  # noqa: N801
+        def __init__(self, width: int, atype: type[int]) -> None:
+            self._value = 0
+
+        def load(self) -> int:
+            return self._value
+
+        def store(self, value: int) -> None:
+            self._value = value
+
+        def fetch_add(self, amount: int) -> int:
+            self._value += amount
+            return self._value - amount
+
+        def cmpxchg_strong(self, expected: int, desired: int) -> SimpleNamespace:
+            success = self._value == expected
+            if success:
+                self._value = desired
+            return SimpleNamespace(success=success)
+
+
+def load_portable(atomics: ModuleType) -> tuple[ModuleType, ModuleType]:
+    """The portable substrate and tracker, from their ``.py`` files, whatever was built."""
+    substrate, tracker = ModuleType("portable_atomic"), ModuleType("portable_tracker")
+    instead = {
+        "atomics": atomics,
+        "kineto_step_tracker": SimpleNamespace(_atomic=substrate),
+        "kineto_step_tracker._atomic": substrate,
+    }
+
+    def import_(name: str, *how: Any) -> Any:
+        return instead[name] if name in instead else builtins.__import__(name, *how)
+
+    for module, file in ((substrate, "_atomic.py"), (tracker, "tracker.py")):
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
+        source = (SOURCES / file).read_text()
+        exec(compile(source, str(SOURCES / file), "exec"), vars(module))
+    return substrate, tracker
+
+
+def repetitions(native: int, portable: int | None = None) -> int:
     """How often to repeat under load: an atomic operation costs some 500 times more on portable."""
-    return native if backend == "native" else max(1, native // 200)
+    if backend == "native":
+        return native
+    return max(1, native // 200) if portable is None else portable
+
+
+class Journal:
+    """A callback that notes every step which is out of order and every overlap of two calls."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.last = start
+        self.faults: list[str] = []
+        self._inside = threading.Lock()
+
+    def __call__(self, step: int) -> None:
+        if not self._inside.acquire(blocking=False):
+            self.faults.append(f"{step} overlaps the one after {self.last}")
+            return
+        if step != self.last + 1:
+            self.faults.append(f"{step} after {self.last}")
+        self.last = step
+        self._inside.release()
+
+    def assert_complete(self, last: int) -> None:
+        """Every step up to ``last`` was run, once, in order."""
+        assert self.faults == []
+        assert self.last == last
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ cdef class CellMap:
     cdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell)
     cdef int discard(self, str name, AtomicInt64 cell) except -1
     cdef dict snapshot(self)
+    cdef int free_dead_lock(self) except -1
 
 
 cdef int defer_reference_counts(object shared) except -1

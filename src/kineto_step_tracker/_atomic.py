@@ -78,6 +78,9 @@ class CellMap:
     def snapshot(self) -> dict[str, AtomicInt64]:
         return self._cells.copy()
 
+    def free_dead_lock(self) -> None:
+        """In the child of a fork: free a lock that only threads of the parent could free."""
+
 
 thread_ident = threading.get_ident
 

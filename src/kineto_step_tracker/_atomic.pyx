@@ -20,6 +20,16 @@ cdef extern from *:
     static void kst_unlock_discarding(void) {}
     #endif
 
+    // A thread that waited for an object's lock owns it before it wakes up. In the child of a
+    // fork it never wakes up, and CPython does not take the lock from it.
+    static void kst_free_dead_lock(PyObject *shared) {
+    #ifdef Py_GIL_DISABLED
+        shared->ob_mutex = (PyMutex){0};
+    #else
+        (void)shared;
+    #endif
+    }
+
     static void kst_defer_reference_counts(PyObject *shared) {
     #if defined(Py_GIL_DISABLED) && PY_VERSION_HEX >= 0x030E0000
         PyUnstable_Object_EnableDeferredRefcount(shared);
@@ -30,6 +40,7 @@ cdef extern from *:
     """
     void kst_lock_discarding()
     void kst_unlock_discarding()
+    void kst_free_dead_lock(object shared)
     void kst_defer_reference_counts(object shared)
 
 backend = "native"
@@ -76,6 +87,10 @@ cdef class CellMap:
 
     cdef dict snapshot(self):
         return self._cells.copy()
+
+    cdef int free_dead_lock(self) except -1:
+        kst_free_dead_lock(self._cells)
+        return 0
 
 
 cdef int defer_reference_counts(object shared) except -1:

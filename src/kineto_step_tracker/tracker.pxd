@@ -53,7 +53,7 @@ cdef class StepTracker:
     @cython.locals(step=int64_t)
     cdef int _run_callbacks(self, list errors) except -1
     cdef int _free_baton(self, int64_t me) except -1
-    cdef int _free_dead_baton(self) except -1
+    cdef int _free_what_the_dead_hold(self) except -1
 
 
 @cython.final
@@ -70,4 +70,4 @@ cdef class Requester:
 @cython.locals(handle=Requester)
 cdef Requester _make_requester(StepTracker tracker, str name, AtomicInt64 cell)
 @cython.locals(tracker=StepTracker)
-cdef object _free_dead_batons()
+cdef object _free_what_the_dead_hold()

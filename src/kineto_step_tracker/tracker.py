@@ -43,7 +43,7 @@ _FRESH = -(2**61)
 _RETIRED = -(2**62)
 _NOBODY = 0
 
-# For the child of a fork, which has to free the batons of threads that it does not have.
+# For the child of a fork, which has to free what threads hold that it does not have.
 _trackers: weakref.WeakSet[StepTracker] = weakref.WeakSet()
 
 
@@ -276,7 +276,7 @@ class StepTracker:
             if count >= 0 or (
                 count >= _FRESH and cell.compare_exchange(count, self._global_max.load())
             ):
-                return _make_requester(self, sys.intern(name), cell)
+                return _make_requester(self, _interned(name), cell)
 
     def reset(self, step: int = 0) -> None:
         """Forget every requester and set the global step, without calling ``on_step``.
@@ -371,7 +371,7 @@ class StepTracker:
         while True:
             cell = self._cells.find(name)
             if cell is None:
-                cell = self._cells.find_or_add(sys.intern(name), AtomicInt64(_FRESH))
+                cell = self._cells.find_or_add(_interned(name), AtomicInt64(_FRESH))
             if cell.load() >= _FRESH:
                 return cell
             # Whoever erased it may be stopped before it could do this, for as long as it likes.
@@ -449,8 +449,9 @@ class StepTracker:
         if self._baton.load() == me:
             self._baton.store(_NOBODY)
 
-    def _free_dead_baton(self) -> None:
+    def _free_what_the_dead_hold(self) -> None:
         """In the child of a fork: free the baton of a thread that was not forked along."""
+        self._cells.free_dead_lock()
         if self._baton.load() != _atomic.thread_ident():
             self._baton.store(_NOBODY)
 
@@ -541,6 +542,15 @@ def _plain_name(requester: object) -> str:
     return str.__str__(cast("str", requester))
 
 
+def _interned(name: str) -> str:
+    """The one string of these characters, so that literal names are found by identity.
+
+    Interning changes the string object itself, which other threads may be using
+    (https://github.com/python/cpython/issues/113956). So it is done to a copy.
+    """
+    return sys.intern(name[:1] + name[1:])
+
+
 def _checked_step(argument: str, step: object) -> int:
     if not isinstance(step, int):
         raise TypeError(f"{argument} must be an int, not {_described(step)}")
@@ -576,10 +586,10 @@ def _one_of(errors: list[BaseException]) -> BaseException:
     return BaseExceptionGroup("the on_step callback raised for several steps", errors)
 
 
-def _free_dead_batons() -> None:
+def _free_what_the_dead_hold() -> None:
     for tracker in list(_trackers):
-        tracker._free_dead_baton()
+        tracker._free_what_the_dead_hold()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_dead_batons)
+    os.register_at_fork(after_in_child=_free_what_the_dead_hold)

@@ -71,6 +71,9 @@ class CellMap:
         scheduler.turn().reads(bit("names"), "map", "snapshot", *self._cells)
         return self._cells.copy()
 
+    def free_dead_lock(self) -> None:
+        """There is none, and no fork."""
+
 
 def load_tracker(source: str) -> ModuleType:
     """Execute the source of tracker.py with this module as its substrate."""

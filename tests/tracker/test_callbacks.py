@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from kineto_step_tracker import StepTracker
-from tests.conftest import run_together
+from tests.conftest import Journal, repetitions, run_together
 
 
 def test_an_error_leaves_the_increment_with_a_note_and_the_step_stands() -> None:
@@ -184,3 +184,70 @@ def test_an_error_does_not_leave_init_or_erase_half_done() -> None:
     with pytest.raises(ValueError, match="2"):
         tracker.init_step_count("a")
     assert tracker.step_counts() == {"a": 2, "inner": 2}
+
+
+@pytest.mark.usefixtures("restless")
+def test_every_error_leaves_exactly_one_of_many_threads_and_no_step_is_lost() -> None:
+    journal = Journal()
+    raised: list[BaseException] = []
+    times = repetitions(5_000, portable=50)
+
+    def on_step(step: int) -> None:
+        journal(step)
+        if step % 3 == 0:
+            raise ValueError(step)
+
+    tracker = StepTracker(on_step)
+
+    def work() -> None:
+        for _ in range(times):
+            try:
+                tracker.increment_step("shared")
+            except ValueError as error:
+                raised.append(error)
+            except ExceptionGroup as group:
+                raised.extend(group.exceptions)
+
+    run_together(*[work] * 4)
+    last = 4 * times
+    assert tracker.step_counts() == {"shared": last}
+    journal.assert_complete(last)
+    assert sorted(error.args[0] for error in raised) == list(range(3, last + 1, 3))
+    assert all(
+        error.__notes__ == [f"raised by the on_step callback for step {error.args[0]}"]
+        for error in raised
+    )
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+@pytest.mark.usefixtures("restless")
+def test_interrupts_among_many_threads_lose_no_step(stop: type[BaseException]) -> None:
+    journal = Journal()
+    stopped: list[int] = []
+    times = repetitions(5_000, portable=50)
+
+    def on_step(step: int) -> None:
+        journal(step)
+        if step % 3 == 0:
+            raise stop(step)
+
+    tracker = StepTracker(on_step)
+
+    def work() -> None:
+        for _ in range(times):
+            try:
+                tracker.increment_step("shared")
+            except stop as error:
+                stopped.append(error.args[0])
+
+    run_together(*[work] * 4)
+    # The last to stop leaves the steps behind it, three at a time, to whoever comes next.
+    while journal.last < tracker.current_step():
+        try:
+            tracker.init_step_count("shared")
+        except stop as error:
+            stopped.append(error.args[0])
+    last = 4 * times
+    assert tracker.step_counts() == {"shared": last}
+    journal.assert_complete(last)
+    assert sorted(stopped) == list(range(3, last + 1, 3))

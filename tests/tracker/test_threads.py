@@ -8,29 +8,9 @@ from functools import partial
 import pytest
 
 from kineto_step_tracker import StepTracker
-from tests.conftest import repetitions, run_together
+from tests.conftest import Journal, repetitions, run_together
 
 THREADS = 8
-
-
-class Journal:
-    """A callback that notes its steps and any overlap of two calls."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.overlaps = 0
-        self._inside = threading.Lock()
-
-    def __call__(self, step: int) -> None:
-        if not self._inside.acquire(blocking=False):
-            self.overlaps += 1
-            return
-        self.steps.append(step)
-        self._inside.release()
-
-    def assert_complete(self, last: int) -> None:
-        assert self.overlaps == 0
-        assert self.steps == list(range(1, last + 1))
 
 
 def increments(tracker: StepTracker, name: str, times: int) -> None:
