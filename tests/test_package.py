@@ -52,7 +52,10 @@ def test_importing_leaves_the_gil_off_where_it_is_off() -> None:
 import json, sys
 enabled = getattr(sys, "_is_gil_enabled", lambda: True)
 before = enabled()
-import kineto_step_tracker
+import contextlib, importlib, pkgutil, kineto_step_tracker
+for module in pkgutil.walk_packages(kineto_step_tracker.__path__, "kineto_step_tracker."):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module.name)
 print(json.dumps([before, enabled()]))
 """
     before, after = in_new_python(program)
