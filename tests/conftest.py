@@ -15,6 +15,15 @@ import pytest
 from kineto_step_tracker import KinetoStepTracker, backend
 
 
+@pytest.fixture(scope="session", autouse=True)
+def gil_as_it_was() -> Iterator[None]:
+    """Had a test switched the GIL on, those after it would have proved less than they say."""
+    enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    before = enabled()
+    yield
+    assert enabled() == before
+
+
 def run_together(*works: Callable[[], object]) -> None:
     """Run each on a thread of its own, all started at once; raise what any of them raised."""
     errors: list[BaseException] = []

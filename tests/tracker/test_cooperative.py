@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import importlib
+import sys
 from typing import Any
 
 import pytest
@@ -12,6 +14,14 @@ from kineto_step_tracker import StepTracker
 from tests.conftest import Journal, repetitions
 
 TASKS = 100
+
+
+@pytest.fixture
+def greenlet() -> Any:
+    """The module; importing it switches the GIL on, also for all tests that follow."""
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        pytest.skip("greenlet needs the GIL; tox -e py313t runs this with the interleavings")
+    return importlib.import_module("greenlet")
 
 
 def test_many_asyncio_tasks_and_a_callback_that_schedules_more() -> None:
@@ -75,9 +85,8 @@ def test_the_callback_runs_in_the_context_of_whoever_called() -> None:
     assert variable.get() == "none"
 
 
-def test_a_greenlet_that_switches_away_inside_the_callback() -> None:
+def test_a_greenlet_that_switches_away_inside_the_callback(greenlet: Any) -> None:
     """To the tracker all greenlets of a thread are one: the others leave it their steps."""
-    greenlet = pytest.importorskip("greenlet")
     main = greenlet.getcurrent()
     steps: list[int] = []
 
@@ -102,8 +111,7 @@ def test_a_greenlet_that_switches_away_inside_the_callback() -> None:
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_many_greenlets_that_switch_in_every_callback() -> None:
-    greenlet = pytest.importorskip("greenlet")
+def test_many_greenlets_that_switch_in_every_callback(greenlet: Any) -> None:
     hub = greenlet.getcurrent()
     inside: list[int] = []
     journal = Journal()
@@ -136,8 +144,7 @@ def test_many_greenlets_that_switch_in_every_callback() -> None:
     journal.assert_complete(tracker.current_step())
 
 
-def test_a_greenlet_killed_inside_the_callback_lets_the_others_go_on() -> None:
-    greenlet = pytest.importorskip("greenlet")
+def test_a_greenlet_killed_inside_the_callback_lets_the_others_go_on(greenlet: Any) -> None:
     main = greenlet.getcurrent()
     steps: list[int] = []
 
