@@ -60,9 +60,9 @@ cdef class CellMap:
     cdef inline AtomicInt64 find(self, object name):
         return <AtomicInt64>kst_dict_find(self._cells, name)
 
-    cdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell)
-    cdef int discard(self, str name, AtomicInt64 cell) except -1
-    cdef dict snapshot(self)
+    cpdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell)
+    cpdef int discard(self, str name, AtomicInt64 cell) except -1
+    cpdef dict snapshot(self)
     cdef int free_dead_lock(self) except -1
 
 

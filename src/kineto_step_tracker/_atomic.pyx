@@ -73,10 +73,10 @@ cdef class CellMap:
     def __cinit__(self):
         self._cells = {}
 
-    cdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell):
+    cpdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell):
         return <AtomicInt64>self._cells.setdefault(name, cell)
 
-    cdef int discard(self, str name, AtomicInt64 cell) except -1:
+    cpdef int discard(self, str name, AtomicInt64 cell) except -1:
         kst_lock_discarding()
         try:
             if kst_dict_find(self._cells, name) is cell:
@@ -85,7 +85,7 @@ cdef class CellMap:
             kst_unlock_discarding()
         return 0
 
-    cdef dict snapshot(self):
+    cpdef dict snapshot(self):
         return self._cells.copy()
 
     cdef int free_dead_lock(self) except -1:

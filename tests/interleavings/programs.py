@@ -84,6 +84,7 @@ class Run:
         self._inside = False
         self._problems: list[str] = []
         self._handles: dict[str, Any] = {}
+        scheduler.begin()
         self.tracker = module.StepTracker(self._on_step if program.callback else None, START)
         for atomic in "global_max", "dispatched", "baton":
             getattr(self.tracker, f"_{atomic}").label = atomic

@@ -81,3 +81,10 @@ def test_a_failure_replays_from_its_seed() -> None:
 def test_a_seed_of_another_program_is_refused() -> None:
     with pytest.raises(ValueError, match="thread A cannot go on"):
         replay("current | current", "A2")
+
+
+def test_what_was_made_before_does_not_change_what_is_explored() -> None:
+    program = "handle a; erase a: increment a | handle a; erase a"
+    explored = outcomes(program, explore)
+    scheduler.new_name()
+    assert outcomes(program, explore) == explored

@@ -205,6 +205,20 @@ MUTANTS = [
         "handle a: step a | counts; current",
     ),
     Mutant(
+        "step_counts raises the global step without running the callback",
+        "            self._reach(max(counts.values()))\n",
+        "            self._raise_to(max(counts.values()), self._global_max.load())\n",
+        "handle a: step a | counts / plain",
+        STEPS,
+    ),
+    Mutant(
+        "a handle raises the global step without running the callback",
+        "        self._reach(count)\n        return count\n",
+        "        self._raise_to(count, self._global_max.load())\n        return count\n",
+        "handle a: step a | count a / plain",
+        STEPS,
+    ),
+    Mutant(
         "a handle shows a count above the global step",
         "        # As in step_counts: no count that anyone has seen is above the global step.\n"
         "        self._reach(count)\n",

@@ -9,7 +9,7 @@ from random import random
 import pytest
 
 from kineto_step_tracker import StepTracker, backend
-from kineto_step_tracker.stress import Plan, Scenario
+from kineto_step_tracker.stress import Plan, Progress, Scenario
 from kineto_step_tracker.stress.hammer import CallbackError, hammer
 from kineto_step_tracker.stress.subjects import _OF_THIS_PACKAGE, Subject
 
@@ -81,6 +81,22 @@ class StrandsTheLast(Exact):
         if requester == "the last":
             self.on_step = id
         return super().increment_step(requester)
+
+
+class CallsBackLate(Exact):
+    late = 0
+
+    def call_back(self, step: int) -> None:
+        if self.late:
+            super().call_back(self.late)
+        self.late = step
+
+
+class LosesToInitialisations(Exact):
+    def init_step_count(self, requester: str) -> None:
+        super().init_step_count(requester)
+        if requester == "duel" and random() < 0.5:
+            self.tracker._assign(requester, self.current_step() - 1)
 
 
 class CallsBackTwice(Exact):
@@ -165,6 +181,10 @@ def test_an_exact_tracker_breaks_no_promise(scenario: Scenario) -> None:
         (StaysBelowACount, Scenario.CHURN, "the global step below a count"),
         (SkipsCallbacks, Scenario.COUNT, "a callback out of order"),
         (StrandsTheLast, Scenario.COUNT, "steps without a callback"),
+        (CallsBackLate, Scenario.COUNT, "steps without a callback"),
+        (CallsBackLate, Scenario.CHURN, "steps without a callback"),
+        (LosesToInitialisations, Scenario.CHURN, "increments lost among initialisations"),
+        (DeniesErasing, Scenario.CHURN, "a registration not erased once"),
         (CallsBackTwice, Scenario.COUNT, "callbacks too many"),
         (CallsBackInsideACallback, Scenario.CALLBACKS, "a callback while another ran"),
         (SwallowsErrors, Scenario.CALLBACKS, "errors of the callback lost or doubled"),
@@ -179,3 +199,11 @@ def test_an_exact_tracker_breaks_no_promise(scenario: Scenario) -> None:
 @pytest.mark.usefixtures("subject")
 def test_a_tracker_that_breaks_one_is_found_out(scenario: Scenario, violation: str) -> None:
     assert violation in violations(scenario)
+
+
+def test_what_the_watcher_raises_leaves_it() -> None:
+    def watch(progress: Progress) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        hammer(Plan(seconds=60, scenario=Scenario.COUNT), watch)

@@ -32,6 +32,21 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def duration(most: int) -> Callable[[str], float]:
+    """Return a parser of durations above 0, for `typer.Option`."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0
+        if not 0 < number <= most:
+            raise typer.BadParameter(f"{text!r} is not a number above 0 and at most {most}.")
+        return number
+
+    return parse
+
+
 def one_of(choices: type[_Choice]) -> Callable[[str], _Choice]:
     """Return a parser of an enumeration's values, for `typer.Option`."""
 
@@ -47,7 +62,7 @@ def one_of(choices: type[_Choice]) -> Callable[[str], _Choice]:
 def new_file(text: str) -> Path:
     """Parse the name of a file to write at the end of long work, and refuse it before if need be.
 
-    The file itself is not touched yet.
+    The file itself is not touched yet; one that is there will be overwritten.
     """
     path = Path(text)
     if path.is_dir():

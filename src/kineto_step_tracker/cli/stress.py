@@ -18,31 +18,31 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from kineto_step_tracker import stress as logic
 from kineto_step_tracker.cli import needing
-from kineto_step_tracker.cli.options import new_file, one_of, whole_number
-from kineto_step_tracker.cli.terminal import bars, console, say
+from kineto_step_tracker.cli.options import duration, new_file, one_of, whole_number
+from kineto_step_tracker.cli.terminal import bars, console, grouped, say
 from kineto_step_tracker.stress.subjects import Subject
-
-_A_DAY = 86_400
 
 
 def stress(
     threads: Annotated[
         int,
         typer.Option(
-            parser=whole_number(1, 256), metavar="NUMBER", help="How many threads step at once."
+            parser=whole_number(1, logic.MOST_THREADS),
+            metavar="NUMBER",
+            help="How many threads step at once.",
         ),
     ] = 4,
     requesters: Annotated[
         int,
         typer.Option(
-            parser=whole_number(1, 100_000),
+            parser=whole_number(1, logic.MOST_REQUESTERS),
             metavar="NUMBER",
             help="How many requesters they share. Each thread has one more of its own.",
         ),
     ] = 4,
     seconds: Annotated[
-        int,
-        typer.Option(parser=whole_number(1, _A_DAY), metavar="NUMBER", help="For how long."),
+        float,
+        typer.Option(parser=duration(logic.MOST_SECONDS), metavar="NUMBER", help="For how long."),
     ] = 10,
     scenario: Annotated[
         logic.Scenario,
@@ -59,8 +59,8 @@ def stress(
         typer.Option(
             parser=one_of(Subject),
             metavar="|".join(Subject),
-            help="textbook: PyTorch's algorithm in our own words. locked: the same behind a lock. "
-            "pytorch: PyTorch's own class.",
+            help="ours: StepTracker. textbook: PyTorch's algorithm in our own words. locked: the "
+            "same behind a lock. pytorch: PyTorch's own class.",
         ),
     ] = Subject.OURS,
     seed: Annotated[
@@ -74,11 +74,14 @@ def stress(
     json_file: Annotated[
         Path | None,
         typer.Option(
-            "--json", parser=new_file, metavar="FILE", help="Write the outcome to it as JSON too."
+            "--json",
+            parser=new_file,
+            metavar="FILE",
+            help="Write the outcome to it as JSON too, over what is there.",
         ),
     ] = None,
 ) -> None:
-    """Hammer a tracker with threads, and check every promise while it runs.
+    """Hammer a tracker and check every promise.
 
     Threads increment, by name and by handle, initialise, erase and look; the callback sleeps,
     raises and comes back into the tracker; signals and garbage collections rain. All of it
@@ -95,14 +98,17 @@ def stress(
     say(
         out,
         f"{_WHAT[tracker]}: {_number(threads, 'thread')}, {_number(requesters, 'shared requester')}"
-        f", scenario {scenario}, for {seconds} s.",
+        f", scenario {scenario}, for {seconds:g} s.",
     )
     with (_bar if out.is_interactive else _lines)(out, seconds) as watch:
         outcome = logic.run(plan, watch)
+    _conclude(out, outcome)
     if json_file is not None:
         found = {**asdict(outcome), "command": plan.command}
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
-    _conclude(out, outcome)
+        try:
+            json_file.write_text(json.dumps(found, indent=2) + "\n")
+        except OSError as error:
+            raise SystemExit(f"kineto-step-tracker: {json_file}: {error.strerror}") from None
     raise typer.Exit(1 if outcome.violations else 0)
 
 
@@ -115,21 +121,21 @@ _WHAT = {
 
 
 @contextmanager
-def _lines(out: Console, seconds: int) -> Iterator[Callable[[logic.Progress], None]]:
+def _lines(out: Console, seconds: float) -> Iterator[Callable[[logic.Progress], None]]:
     tenths = 0
 
     def watch(progress: logic.Progress) -> None:
         nonlocal tenths
         if progress.seconds * 10 // seconds > tenths:
             tenths = int(progress.seconds * 10 // seconds)
-            say(out, f"{progress.seconds:.1f} of {seconds} s: {_so_far(progress)}")
+            say(out, f"{progress.seconds:.1f} of {seconds:g} s: {_so_far(progress, seconds)}")
 
     yield watch
 
 
 @contextmanager
-def _bar(out: Console, seconds: int) -> Iterator[Callable[[logic.Progress], None]]:
-    columns = TextColumn("{task.completed:.0f} of {task.total} s"), BarColumn(None)
+def _bar(out: Console, seconds: float) -> Iterator[Callable[[logic.Progress], None]]:
+    columns = TextColumn(f"{{task.completed:.0f}} of {seconds:g} s"), BarColumn(None)
     with Progress(
         *columns, TextColumn("{task.description}"), console=out, expand=True, transient=True
     ) as progress_bar:
@@ -137,18 +143,21 @@ def _bar(out: Console, seconds: int) -> Iterator[Callable[[logic.Progress], None
 
         def watch(progress: logic.Progress) -> None:
             progress_bar.update(
-                task, completed=min(progress.seconds, seconds), description=_so_far(progress)
+                task,
+                completed=min(progress.seconds, seconds),
+                description=_so_far(progress, seconds),
             )
 
         yield watch
 
 
-def _so_far(progress: logic.Progress) -> str:
+def _so_far(progress: logic.Progress, seconds: float) -> str:
     violations = sum(violation.times for violation in progress.violations)
-    return (
-        f"{_grouped(progress.operations)} operations, step {_grouped(progress.step)}, "
+    text = (
+        f"{grouped(progress.operations)} operations, step {grouped(progress.step)}, "
         f"{_number(violations, 'violation')}"
     )
+    return f"{text}, waiting for the last to finish" if progress.seconds > seconds else text
 
 
 def _conclude(out: Console, outcome: logic.Outcome) -> None:
@@ -156,36 +165,35 @@ def _conclude(out: Console, outcome: logic.Outcome) -> None:
     rows = {
         "operations": operations,
         **{f"  {kind}": times for kind, times in sorted(outcome.operations.items())},
-        "operations a second": round(operations / outcome.seconds) if outcome.seconds else 0,
+        "operations a second": round(operations / outcome.seconds) if outcome.seconds else None,
         "errors from the callback": outcome.errors,
         "signals handled": outcome.signals,
         "objects finalised": outcome.finalisers,
     }
     out.print()
     for name, number in rows.items():
-        out.print(f"{name:<26}{_grouped(number):>16}")
+        if number is not None:
+            out.print(f"{name:<26}{grouped(number):>16}")
     out.print()
-    bars(
-        out,
-        [
-            ("steps risen", outcome.rises, "cyan", ""),
-            ("callbacks run", outcome.callbacks, "red" if outcome.violations else "green", ""),
-        ],
-    )
-    out.print()
+    if outcome.rises is not None and outcome.callbacks is not None:
+        style = "red" if outcome.violations else "green"
+        bars(
+            out,
+            [
+                ("steps risen", outcome.rises, "cyan", ""),
+                ("callbacks run", outcome.callbacks, style, ""),
+            ],
+        )
+        out.print()
     say(out, f"{outcome.environment}, {outcome.seconds:.1f} s")
     if not outcome.violations:
-        say(out, f"No violation in {_grouped(operations)} operations.", "bold green")
+        say(out, f"No violation in {grouped(operations)} operations.", "bold green")
         return
     for violation in outcome.violations:
-        times = "" if violation.times == 1 else f", {_grouped(violation.times)} times; first"
+        times = "" if violation.times == 1 else f" ({grouped(violation.times)} times), at first"
         say(out, f"VIOLATION: {violation.kind}{times}: {violation.first}", "bold red", 4)
     say(out, f"The same load again, if not the same interleaving: {outcome.plan.command}")
 
 
 def _number(number: int, thing: str) -> str:
-    return f"{_grouped(number)} {thing}{'' if number == 1 else 's'}"
-
-
-def _grouped(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
+    return f"{grouped(number)} {thing}{'' if number == 1 else 's'}"

@@ -37,8 +37,13 @@ def say(to: Console, text: str, style: str = "", indent: int = 0) -> None:
 def bars(to: Console, rows: Sequence[tuple[str, int, str, str]]) -> None:
     """Draw numbers to one scale. A row is a label, its number, the bar's style and a remark."""
     glyph = "-" if to.options.ascii_only else "━"
-    room = max(10, to.width - 50)
+    room = max(10, to.width - 52)
     longest = max(1, *(number for _, number, _, _ in rows))
     for label, number, style, remark in rows:
         bar = Text(glyph * max(1, room * number // longest), style)
-        to.print(Text.assemble(f"{label:<22}{number:>9}  ", bar, f"  {remark}".rstrip()))
+        to.print(Text.assemble(f"{label:<22}{grouped(number):>11}  ", bar, f"  {remark}".rstrip()))
+
+
+def grouped(number: int) -> str:
+    """A whole number with its digits in groups of three, which no line break separates."""
+    return f"{number:,}".replace(",", "\u00a0" if sys.stdout.encoding == "utf-8" else " ")

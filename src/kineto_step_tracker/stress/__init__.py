@@ -8,30 +8,39 @@ violation like any other. It knows no terminal.
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import os
+import pickle
 import platform
+import queue
 import shlex
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from multiprocessing.connection import Connection
+from typing import IO, Any, cast
 
 from kineto_step_tracker._atomic import backend
 from kineto_step_tracker.stress.subjects import Subject
 
+__all__ = ["Outcome", "Plan", "Progress", "Scenario", "Subject", "Violation", "run"]
+
+MOST_THREADS = 256
+MOST_REQUESTERS = 100_000
+MOST_SECONDS = 86_400
+
 _SECONDS_TO_START = 120  # it may have to import PyTorch
-_MOST_THREADS = 256
+_CHILD = "from kineto_step_tracker.stress import _hammer_and_tell; _hammer_and_tell()"
 
 
 class Scenario(StrEnum):
-    """What a run is made of. Increments, by name and by handle, are part of every one.
+    """What a run is made of. Increments and looks at the counts are part of every one.
 
     - ``count``: nothing else.
-    - ``churn``: requesters are also initialised, erased, registered anew and looked at.
+    - ``churn``: requesters are also initialised, erased and registered anew.
     - ``callbacks``: the callback sleeps, raises, interrupts and comes back into the tracker.
     - ``interrupts``: signal handlers and finalisers use the tracker, at any moment.
     - ``all``: everything at once.
@@ -50,13 +59,13 @@ class Plan:
 
     Args:
         threads: how many threads step, the process's main thread among them; 1 to 256.
-        requesters: how many requesters they share, at least 1. Each thread has one more of its
+        requesters: how many requesters they share, 1 to 100 000. Each thread has one more of its
             own. The first half of the shared ones, rounded up, is never erased, so that their
             counts are known exactly; where the scenario says so, any thread initialises and
             erases the others.
-        seconds: for how long; above 0.
+        seconds: for how long; above 0, at most a day.
         scenario: what the run is made of.
-        subject: the tracker to run.
+        tracker: the one to run.
         seed: decides what every thread does, though not how they interleave; 0 or more.
 
     Raises:
@@ -73,17 +82,17 @@ class Plan:
     requesters: int = 4
     seconds: float = 10
     scenario: Scenario = Scenario.ALL
-    subject: Subject = Subject.OURS
+    tracker: Subject = Subject.OURS
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_whole("threads", self.threads, 1, _MOST_THREADS)
-        _check_whole("requesters", self.requesters, 1)
+        _check_whole("threads", self.threads, 1, MOST_THREADS)
+        _check_whole("requesters", self.requesters, 1, MOST_REQUESTERS)
         _check_whole("seed", self.seed, 0)
         _check_seconds("seconds", self.seconds)
         # By value is as good as by name; these raise what they should.
-        Scenario(self.scenario)
-        Subject(self.subject)
+        object.__setattr__(self, "scenario", Scenario(self.scenario))
+        object.__setattr__(self, "tracker", Subject(self.tracker))
 
     @property
     def command(self) -> str:
@@ -95,7 +104,7 @@ class Plan:
                 *("--requesters", str(self.requesters)),
                 *("--seconds", f"{self.seconds:g}"),
                 *("--scenario", self.scenario),
-                *("--tracker", self.subject),
+                *("--tracker", self.tracker),
                 *("--seed", str(self.seed)),
             ]
         )
@@ -150,17 +159,20 @@ class Outcome:
         signals: how many signals were handled.
         finalisers: how many objects were finalised that used the tracker.
         violations: what the contract excludes and was seen all the same.
+
+    Of a process that crashed or hung nobody knows more than its last report: then ``rises`` and
+    what stands behind it is None, ``violations`` excepted.
     """
 
     plan: Plan
     environment: str
     seconds: float
     operations: dict[str, int]
-    rises: int
-    callbacks: int
-    errors: int
-    signals: int
-    finalisers: int
+    rises: int | None
+    callbacks: int | None
+    errors: int | None
+    signals: int | None
+    finalisers: int | None
     violations: tuple[Violation, ...]
 
 
@@ -182,51 +194,84 @@ def run(
 
     Raises:
         ImportError: PyTorch's own class was asked for, and PyTorch cannot be imported.
-        TypeError: ``patience`` is no number.
-        ValueError: ``patience`` is not above 0.
-
-    Like all that starts processes in Python, it is to be called from a script only under
-    ``if __name__ == "__main__":``.
+        TypeError: ``plan`` is no `Plan`, or ``patience`` no number.
+        ValueError: ``patience`` is out of range.
 
     >>> outcome = run(Plan(threads=2, seconds=0.1))
     >>> outcome.violations
     ()
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a Plan, not {type(plan).__name__} ({plan!r})")
     _check_seconds("patience", patience)
-    processes = multiprocessing.get_context("spawn")
-    receiver, sender = processes.Pipe(duplex=False)
-    process = processes.Process(target=_hammer_and_tell, args=(plan, patience, sender), daemon=True)
-    progress = Progress(0.0, 0, 0)
+    # Not by multiprocessing, which would import the caller's main module once more. Ctrl-C on a
+    # terminal is for this process only, so the other one gets a group of its own.
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
-        with _ctrl_c_kept_from_children():
-            process.start()
-        sender.close()
-        silence: float = _SECONDS_TO_START
-        while receiver.poll(silence):
-            silence = 2 * patience
-            told = receiver.recv()
-            if isinstance(told, Outcome):
-                return told
-            if isinstance(told, ImportError):
-                raise told
-            progress = told
-            if progress.standstill:
-                where = "; ".join(progress.standstill)
-                return _cut_short(plan, progress, "no operation came to its end", where)
-            watch(progress)
-        # It answers by printing where its threads stand, if it can.
-        os.kill(process.pid or 0, signal.SIGABRT)
-        process.join(1)
-        seen = f"not a word for {silence:g} s; see above where its threads stood"
-        return _cut_short(plan, progress, "the process fell silent", seen)
-    except EOFError:
-        process.join()
-        return _cut_short(plan, progress, "the process died", _end_of(process.exitcode or 0))
+        orders, reports = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        with orders:
+            pickle.dump((plan, patience), orders)
+            orders.flush()
+            return _listen(plan, watch, patience, process, reports)
     finally:
-        receiver.close()
-        if process.pid is not None:
-            process.kill()
-            process.join()
+        process.kill()
+        process.wait()
+
+
+def _listen(
+    plan: Plan,
+    watch: Callable[[Progress], object],
+    patience: float,
+    process: subprocess.Popen[bytes],
+    reports: IO[bytes],
+) -> Outcome:
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def receive() -> None:
+        for report in _unpickled(reports):
+            told.put(report)
+        told.put(None)
+
+    threading.Thread(target=receive, daemon=True).start()
+    progress = Progress(0.0, 0, 0)
+    silence, silent = float(_SECONDS_TO_START), 0
+    while True:
+        try:
+            # Second by second: if Ctrl-Z stops both processes, no more than one of them counts.
+            report = told.get(timeout=1)
+        except queue.Empty:
+            silent += 1
+            if silent < silence:
+                continue
+            # It answers by printing where its threads stand, if it can.
+            os.kill(process.pid, signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+            seen = f"not a word for {silence:g} s; see above where its threads stood"
+            return _cut_short(plan, progress, "the process fell silent", seen)
+        silence, silent = 2 * patience, 0
+        if isinstance(report, Outcome):
+            return report
+        if isinstance(report, Exception):
+            raise report
+        if report is None:
+            return _cut_short(plan, progress, "the process died", _end_of(process.wait()))
+        progress = report
+        if progress.standstill:
+            kind = f"no operation finished for {patience:g} s"
+            return _cut_short(plan, progress, kind, "; ".join(progress.standstill))
+        watch(progress)
+
+
+def _unpickled(reports: IO[bytes]) -> Iterator[object]:
+    with reports, suppress(EOFError, pickle.UnpicklingError):  # of a report cut in the middle
+        while True:
+            yield pickle.load(reports)
 
 
 def environment() -> str:
@@ -236,7 +281,7 @@ def environment() -> str:
 
 
 def _check_whole(argument: str, value: object, least: int, most: int | None = None) -> None:
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{argument} must be an int, not {type(value).__name__} ({value!r})")
     if value < least or (most is not None and value > most):
         expected = f"at least {least}" if most is None else f"from {least} to {most}"
@@ -244,21 +289,37 @@ def _check_whole(argument: str, value: object, least: int, most: int | None = No
 
 
 def _check_seconds(argument: str, value: object) -> None:
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{argument} must be a number, not {type(value).__name__} ({value!r})")
-    if not value > 0:
-        raise ValueError(f"{argument} must be above 0, not {value}")
+    if not 0 < value <= MOST_SECONDS:
+        raise ValueError(f"{argument} must be above 0 and at most {MOST_SECONDS}, not {value}")
 
 
-def _hammer_and_tell(plan: Plan, patience: float, sender: Connection) -> None:
+def _hammer_and_tell() -> None:
+    """What the process of a run does: the plan comes by standard input, reports leave by output."""
     faulthandler.enable()
+    plan, patience = pickle.load(sys.stdin.buffer)
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # What else is printed here, by PyTorch say, must not come between them.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+    def tell(report: object) -> None:
+        pickle.dump(report, reports)
+        reports.flush()
+
     try:
-        # In the child only, as it may import PyTorch.
         from kineto_step_tracker.stress.hammer import hammer
 
-        sender.send(hammer(plan, sender.send, patience))
-    except ImportError as error:
-        sender.send(error)
+        tell(hammer(plan, tell, patience))
+    except Exception as error:
+        tell(error)
+
+
+def _end_with_the_parent() -> None:
+    """Standard input stays open for as long as the parent lives."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
 def _cut_short(plan: Plan, progress: Progress, kind: str, seen: str) -> Outcome:
@@ -266,30 +327,18 @@ def _cut_short(plan: Plan, progress: Progress, kind: str, seen: str) -> Outcome:
         plan,
         environment(),
         progress.seconds,
-        {"of any kind": progress.operations},
-        rises=progress.step,
-        callbacks=progress.step,
-        errors=0,
-        signals=0,
-        finalisers=0,
+        {"of any kind, at least": progress.operations},
+        rises=None,
+        callbacks=None,
+        errors=None,
+        signals=None,
+        finalisers=None,
         violations=(Violation(kind, 1, seen), *progress.violations),
     )
 
 
 def _end_of(status: int) -> str:
     if status < 0:
-        return f"of {signal.Signals(-status).name}"
+        named = -status in set(signal.Signals)
+        return f"killed by {signal.Signals(-status).name if named else f'signal {-status}'}"
     return f"with exit status {status}"
-
-
-@contextmanager
-def _ctrl_c_kept_from_children() -> Iterator[None]:
-    """A terminal sends Ctrl-C to every process; children keep a signal blocked that was so."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

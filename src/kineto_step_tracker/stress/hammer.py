@@ -13,6 +13,7 @@ and each count that was only ever incremented is the number of its increments.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import signal
@@ -22,8 +23,9 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -35,7 +37,7 @@ from kineto_step_tracker.stress import (
     Violation,
     environment,
 )
-from kineto_step_tracker.stress.subjects import Tracker, incrementer, tracker_of
+from kineto_step_tracker.stress.subjects import Tracker, has_handles, incrementer, tracker_of
 
 _BURST = 200
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -44,7 +46,12 @@ _SECONDS_BETWEEN_THREADS = 1e-5
 # Nobody waits for the callback; without a limit it would have work left long after the end.
 _STEPS_BEHIND = 10_000
 _OBJECTS_BETWEEN_COLLECTIONS = 20
+_COUNTS_AT_A_GLANCE = 16
+_BURSTS_BETWEEN_DUELS = 50
+_TIMES_IN_A_DUEL = 20
 
+# The requester over which all workers fight, while they do nothing else.
+_DUEL = "duel"
 # Three places that count outside the workers, each for a requester of its own.
 _CALLBACK, _HANDLER, _FINALISER = "callback", "signal handler", "finaliser"
 
@@ -71,12 +78,13 @@ def hammer(
 
     Args:
         plan: what to run.
-        watch: is called several times a second, on a thread of its own.
+        watch: is called several times a second, on a thread of its own. What it raises ends the
+            run and leaves `hammer`.
         patience: after how many seconds in which no operation has come to its end ``watch`` is
             told so, and where each thread stands.
     """
     journal = _Journal(plan)
-    with tracker_of(plan.subject, journal) as tracker:
+    with tracker_of(plan.tracker, journal) as tracker:
         return _Load(plan, tracker, journal).carry_out(watch, patience)
 
 
@@ -107,7 +115,8 @@ class _Hand:
                 floor = step
         self._floor = floor
         self.increments[requester] += times
-        self._note("increments by name" if handle is None else "increments by handle", times)
+        by_name = handle is None or not has_handles(self._tracker)
+        self._note("increments by name" if by_name else "increments by handle", times)
 
     def initialise(self, requester: str) -> None:
         self._note("initialisations")
@@ -119,7 +128,7 @@ class _Hand:
         return self._attempt(self._tracker.erase_step_count, requester)
 
     def handle_of(self, requester: str) -> Callable[[], int]:
-        self._note("handles made")
+        self._note("handles made" if has_handles(self._tracker) else "initialisations")
         return incrementer(self._tracker, requester)
 
     def look(self) -> dict[str, int] | None:
@@ -214,8 +223,14 @@ class _Load:
         self._finalisers: dict[int, _Hand] = {}
         self._finalised: list[None] = []
         self._signals = 0
+        self._reporter: threading.Thread | None = None
         self._began = math.inf
-        self._watched = True
+        self._unwatched: Exception | None = None
+        # Only where nothing but workers uses the tracker.
+        self.duels = plan.scenario == Scenario.CHURN
+        self._duel = threading.Barrier(plan.threads)
+        self._duel_from = 0
+        self._duel_erased: list[str] = []
         journal.hand, journal.contested = _Hand(tracker), self.contested
 
         for requester in (*self.counted, _CALLBACK, _HANDLER, _FINALISER):
@@ -238,7 +253,7 @@ class _Load:
         ]
         # Not from threading.enumerate(), whose lock a thread that hangs may hold.
         known = [threading.current_thread(), *threads]
-        reporter = threading.Thread(
+        self._reporter = reporter = threading.Thread(
             target=self._report, args=(over, watch, patience, known), daemon=True
         )
         self._began = time.monotonic()
@@ -257,10 +272,53 @@ class _Load:
         finally:
             over.set()
             reporter.join()
+        if self._unwatched is not None:
+            raise self._unwatched
         return self._outcome(seconds)
 
     def goes_on(self) -> bool:
-        return self._watched and time.monotonic() - self._began < self._plan.seconds
+        return self._unwatched is None and time.monotonic() - self._began < self._plan.seconds
+
+    def duel(self, worker: _Worker) -> None:
+        """Have all workers fight over one requester, with an exact outcome, and all quiet after.
+
+        It has the largest count when they begin, so that initialising it must change nothing: not
+        a single increment may be lost by it. Of their erases one must find the requester.
+        """
+        with suppress(threading.BrokenBarrierError):  # another worker has come to its end
+            if self._duel.wait() == 0:
+                worker.initialise(_DUEL)
+                self._duel_from = self._tracker.current_step()
+            self._duel.wait()
+            for _ in range(_TIMES_IN_A_DUEL):
+                worker.increment(_DUEL)
+                worker.initialise(_DUEL)
+            if self._duel.wait() == 0:
+                self._check_the_duel(worker)
+            self._duel.wait()
+            if worker.erase(_DUEL):
+                self._duel_erased.append(worker.name)
+            if self._duel.wait() == 0:
+                if len(self._duel_erased) != 1:
+                    worker.found("a registration not erased once", f"by {self._duel_erased}")
+                self._duel_erased.clear()
+
+    def end_duels(self) -> None:
+        self._duel.abort()
+
+    def _check_the_duel(self, worker: _Worker) -> None:
+        step = self._tracker.current_step()
+        expected = self._duel_from + _TIMES_IN_A_DUEL * self._plan.threads
+        count = self._tracker.step_counts().get(_DUEL)
+        if not count == step == expected:
+            seen = f"count {count}, step {step}, expected {expected}"
+            worker.found("increments lost among initialisations", seen)
+        self._check_that_all_steps_ran()
+
+    def _check_that_all_steps_ran(self) -> None:
+        step, last = self._tracker.current_step(), self._journal.last
+        if last < step:
+            self._main.found("steps without a callback", f"the last was {last} of {step}")
 
     def let_the_callback_catch_up(self) -> None:
         """Once a burst, and not until it has, as it is the next rise that ends an interruption."""
@@ -268,6 +326,8 @@ class _Load:
             time.sleep(1e-3)
 
     def finalise(self, turn: int) -> None:
+        if threading.current_thread() is self._reporter:
+            return  # it must be able to report that the tracker hangs
         hand = self._finalisers.setdefault(threading.get_ident(), _Hand(self._tracker))
         hand.increment(_FINALISER)
         _meddle(hand, self.contested, turn)
@@ -289,32 +349,33 @@ class _Load:
         patience: float,
         threads: Sequence[threading.Thread],
     ) -> None:
-        before, moved = (0, 0), self._began
+        before, idle, looked = (0, 0), 0.0, self._began
         try:
             while not over.wait(_SECONDS_BETWEEN_LOOKS):
                 now = time.monotonic()
                 done, step = sum(self._operations().values()), self._journal.last
-                if (done, step) != before:
-                    before, moved = (done, step), now
-                standstill = now - moved > patience
+                # Of a time in which Ctrl-Z had stopped the process only a second.
+                idle = 0.0 if (done, step) != before else idle + min(now - looked, 1)
+                before, looked = (done, step), now
                 watch(
                     Progress(
                         now - self._began,
                         done,
                         step,
                         self._violations(),
-                        tuple(_whereabouts(threads)) if standstill else (),
+                        tuple(_whereabouts(threads)) if idle > patience else (),
                     )
                 )
-        finally:
-            # Also if nobody watches any more.
-            self._watched = False
+        except Exception as error:
+            self._unwatched = error
 
     def _settle(self) -> None:
         """Bring the run to its end, where every number is known, and check them."""
         hand, journal = self._main, self._journal
         journal.troublesome = False
         gc.collect()
+        if self._plan.scenario in (Scenario.COUNT, Scenario.CHURN):
+            self._check_that_all_steps_ran()
         # Steps that an interrupt left behind are run by the next rise.
         hand.increment("the last")
         for worker in self._workers:
@@ -327,13 +388,12 @@ class _Load:
             wrong = counts.get(requester, 0) - increments[requester]
             if wrong:
                 kind = "increments lost" if wrong < 0 else "increments counted twice"
-                seen = f"of {requester!r}, {abs(wrong)} of {increments[requester]}"
+                seen = f"{abs(wrong)} of the {increments[requester]} of {requester!r}"
                 hand.found(kind, seen, abs(wrong))
         step = self._tracker.current_step()
         if step > increments.total():
             hand.found("more rises than increments", f"{step} of {increments.total()}")
-        if journal.last < step:
-            hand.found("steps without a callback", f"the last was {journal.last} of {step}")
+        self._check_that_all_steps_ran()
         calls = journal.calls + len(journal.overlaps)
         if calls > step:
             hand.found("callbacks too many", f"{calls} for {step} steps", calls - step)
@@ -422,12 +482,12 @@ class _Worker(_Hand):
         self.name = name
         self._load = load
         self._random = random.Random(f"{name} {seed}")
-        self._handles = [(requester, self.handle_of(requester)) for requester in load.counted]
+        self._handles: dict[str, Callable[[], int]] = {}
         self._own = self.handle_of(name)
         self._registered = True
         # Between these two is the count of the requester that this worker alone uses.
         self._least = self._most = 0
-        self._works = [self._count_by_name, self._count_by_handle, self._count_own, self.look]
+        self._works = [self._count_by_name, self._count_by_handle, self._count_own, self._glance]
         if churn:
             self._works += [self._initialise_own, self._erase_own, self._meddle]
         if interrupts:
@@ -435,11 +495,17 @@ class _Worker(_Hand):
 
     def run(self) -> None:
         try:
-            while self._load.goes_on():
+            for burst in itertools.count():
+                if not self._load.goes_on():
+                    break
                 self._random.choice(self._works)()
                 self._load.let_the_callback_catch_up()
+                if self._load.duels and burst % _BURSTS_BETWEEN_DUELS == 0:
+                    self._load.duel(self)
         except Exception as error:
             self.found("a worker died", f"{type(error).__name__}: {error}")
+        finally:
+            self._load.end_duels()
 
     def look(self) -> dict[str, int] | None:
         counts = super().look()
@@ -449,6 +515,8 @@ class _Worker(_Hand):
         if not self._registered:
             if count is not None:
                 self.found("an erased requester has a count", f"{self.name!r}: {count}")
+        elif self._least > self._most:
+            pass  # the global step was below a count, which has been said
         elif count is None or not self._least <= count <= self._most:
             expected = f"{self._least} to {self._most}"
             self.found("a wrong count", f"{self.name!r}: {count}, expected {expected}")
@@ -460,8 +528,10 @@ class _Worker(_Hand):
         self.increment(self._random.choice(self._load.counted), _BURST)
 
     def _count_by_handle(self) -> None:
-        requester, handle = self._random.choice(self._handles)
-        self.increment(requester, _BURST, handle)
+        requester = self._random.choice(self._load.counted)
+        if requester not in self._handles:
+            self._handles[requester] = self.handle_of(requester)
+        self.increment(requester, _BURST, self._handles[requester])
 
     def _count_own(self) -> None:
         if not self._registered:
@@ -493,6 +563,11 @@ class _Worker(_Hand):
             state = "registered" if self._registered else "unknown"
             self.found("a wrong answer to an erase", f"{erased} for one that was {state}")
         self._registered = False
+
+    def _glance(self) -> None:
+        # A look at many counts takes long, and as long it is no operation that has ended.
+        if self._random.random() * len(self._load.counted) < _COUNTS_AT_A_GLANCE:
+            self.look()
 
     def _meddle(self) -> None:
         _meddle(self, self._load.contested, self._random.randrange(1_000_000))
@@ -546,7 +621,8 @@ def _whereabouts(threads: Sequence[threading.Thread]) -> Iterator[str]:
     for thread in threads:
         frame = frames.get(thread.ident or 0)
         if frame is not None:
-            yield f"{thread.name} in {frame.f_code.co_qualname}, line {frame.f_lineno}"
+            file = Path(frame.f_code.co_filename).name
+            yield f"{thread.name} in {frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
 
 
 @contextmanager

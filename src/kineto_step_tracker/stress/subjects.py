@@ -53,11 +53,16 @@ def tracker_of(subject: Subject, on_step: Callable[[int], object]) -> Iterator[T
         yield _OF_THIS_PACKAGE[subject](on_step)
 
 
+def has_handles(tracker: Tracker) -> bool:
+    return isinstance(tracker, StepTracker)
+
+
 def incrementer(tracker: Tracker, requester: str) -> Callable[[], int]:
-    """Register a requester, and return what increments it: a handle's method if there are any."""
+    """Register a requester that is unknown, and return what increments it, by handle if it can."""
     if isinstance(tracker, StepTracker):
         return tracker.requester(requester).increment
-    tracker.init_step_count(requester)
+    if requester not in tracker.step_counts():
+        tracker.init_step_count(requester)
     return partial(tracker.increment_step, requester)
 
 
