@@ -60,7 +60,7 @@ class StepTracker:
             operation that called it, with a note naming the step; the steps behind it still
             run, and if several raise, an `ExceptionGroup` leaves. `KeyboardInterrupt` and
             `SystemExit`, and nothing else, leave at once; the steps not yet run then run with
-            the next rise.
+            the next rise, init or erase.
             None to count only.
         start: the global step to start from, an int from 0 to 2**62.
 
