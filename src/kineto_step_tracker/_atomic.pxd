@@ -2,7 +2,7 @@
 # callers. `_atomic.py` says what each means.
 
 from libc.stdint cimport int64_t
-from libcpp.atomic cimport atomic
+from libcpp.atomic cimport atomic, memory_order_release
 cimport cython
 
 cdef extern from *:
@@ -45,6 +45,9 @@ cdef class AtomicInt64:
 
     cdef inline void store(self, int64_t value) noexcept nogil:
         self._value.store(value)
+
+    cdef inline void store_release(self, int64_t value) noexcept nogil:
+        self._value.store(value, memory_order_release)
 
     cdef inline int64_t add(self, int64_t amount) noexcept nogil:
         return self._value.fetch_add(amount) + amount

@@ -3,8 +3,8 @@
 The native twin is ``_atomic.pyx``; where that was built, Python imports it instead of this
 file, because an extension module wins over a ``.py`` of the same name. Both offer the same
 five names, and nothing else in the package touches an atomic, the dictionary of cells or a
-thread's identity. Every operation is one indivisible step, sequentially consistent, and may
-be interrupted by a signal handler, a finaliser or a fork without harm.
+thread's identity. Every operation is one indivisible step, sequentially consistent unless it says
+less, and may be interrupted by a signal handler, a finaliser or a fork without harm.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class AtomicInt64:
         return int(self._value.load())
 
     def store(self, value: int) -> None:
+        self._value.store(value)
+
+    def store_release(self, value: int) -> None:
+        """Store, in release order: whoever sees it also sees all that was done before."""
         self._value.store(value)
 
     def add(self, amount: int) -> int:

@@ -48,10 +48,10 @@ cdef class StepTracker:
     cdef int64_t _count_afresh(self, str name) except -1
     @cython.locals(cell=AtomicInt64, count=int64_t)
     cdef object _count_of(self, str name)
-    @cython.locals(me=int64_t)
+    @cython.locals(me=int64_t, errors=list)
     cdef int _dispatch(self) except -1
     @cython.locals(step=int64_t)
-    cdef int _run_callbacks(self, list errors) except -1
+    cdef list _run_callbacks(self, list errors)
     cdef int _free_baton(self, int64_t me) except -1
     cdef int _free_what_the_dead_hold(self) except -1
 

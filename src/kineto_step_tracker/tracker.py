@@ -409,7 +409,8 @@ class StepTracker:
 
     def _dispatch(self) -> None:
         """Run the callback for every step risen and not yet run, or leave that to the holder."""
-        errors: list[BaseException] = []
+        # A list only for an error: to make one costs as much as two atomic operations.
+        errors: list[BaseException] | None = None
         me = _atomic.thread_ident()
         # Looking again after the baton is free: a step may have risen since the holder last
         # looked, by a thread that found the baton taken.
@@ -419,31 +420,37 @@ class StepTracker:
             try:
                 if not self._baton.compare_exchange(_NOBODY, me):
                     break
-                self._run_callbacks(errors)
+                errors = self._run_callbacks(errors)
             finally:
                 # Twice, since in the portable tracker a KeyboardInterrupt may arrive here too.
                 try:
                     self._free_baton(me)
                 finally:
                     self._free_baton(me)
-        if errors:
+        if errors is not None:
             raise _one_of(errors)
 
-    def _run_callbacks(self, errors: list[BaseException]) -> None:
+    def _run_callbacks(self, errors: list[BaseException] | None) -> list[BaseException] | None:
+        """Run them as the holder of the baton; return the errors, those passed in before others."""
         step = self._dispatched.load() + 1
         while step <= self._global_max.load():
-            # Before the callback: one that raises, forks or never returns is not run again.
-            self._dispatched.store(step)
+            # Before the callback: one that raises, forks or never returns is not run again. No
+            # more than release order: the next holder takes the baton after it was freed, and
+            # whoever sees too low a number only looks at the baton in vain.
+            self._dispatched.store_release(step)
             try:
                 self._on_step(step)  # type: ignore[misc]  # _dispatch saw that it is not None
             except (KeyboardInterrupt, SystemExit) as stop:
-                if errors and stop.__cause__ is None:
+                if errors is not None and stop.__cause__ is None:
                     raise stop from _one_of(errors)
                 raise
             except BaseException as error:
                 _add_note(error, f"raised by the on_step callback for step {step}")
+                if errors is None:
+                    errors = []
                 errors.append(error)
             step = self._dispatched.load() + 1
+        return errors
 
     def _free_baton(self, me: int) -> None:
         if self._baton.load() == me:

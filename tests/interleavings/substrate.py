@@ -26,6 +26,8 @@ class AtomicInt64:
         scheduler.turn().changes(self._bit, self, "store", value)
         self._value = value
 
+    store_release = store
+
     def add(self, amount: int) -> int:
         event = scheduler.turn()
         self._value += amount

@@ -266,7 +266,7 @@ MUTANTS = [
     ),
     Mutant(
         "a step is taken for run after its callback",
-        "            self._dispatched.store(step)\n            try:\n"
+        "            self._dispatched.store_release(step)\n            try:\n"
         "                self._on_step(step)  #",
         "            try:\n                self._on_step(step); self._dispatched.store(step)  #",
         "handle a: step a; step a / interrupts",
@@ -282,7 +282,7 @@ MUTANTS = [
     Mutant(
         "an interrupt is held up by the steps behind it",
         "            except (KeyboardInterrupt, SystemExit) as stop:\n"
-        "                if errors and stop.__cause__ is None:\n"
+        "                if errors is not None and stop.__cause__ is None:\n"
         "                    raise stop from _one_of(errors)\n                raise\n",
         "",
         "handle a: step a | step a / interrupts",
@@ -290,7 +290,7 @@ MUTANTS = [
     ),
     Mutant(
         "an interrupt hides the errors before it",
-        "                if errors and stop.__cause__ is None:\n"
+        "                if errors is not None and stop.__cause__ is None:\n"
         "                    raise stop from _one_of(errors)\n",
         "",
         "handle a: step a | step a / raises, interrupts",
@@ -298,7 +298,7 @@ MUTANTS = [
     ),
     Mutant(
         "errors are lost",
-        "        if errors:\n            raise _one_of(errors)\n",
+        "        if errors is not None:\n            raise _one_of(errors)\n",
         "",
         "handle a: step a / raises",
         ERRORS,
