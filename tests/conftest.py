@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -138,3 +139,12 @@ def process_wide() -> Iterator[type[KinetoStepTracker]]:
     KinetoStepTracker.reset()
     yield KinetoStepTracker
     KinetoStepTracker.reset()
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Put the handler of SIGALRM back, and its timer off, at the end of the test."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)

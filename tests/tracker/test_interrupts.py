@@ -217,15 +217,7 @@ def test_at_any_bytecode_of_atomics_beneath_it(
     record_property("interrupts", tried)
 
 
-@pytest.fixture
-def alarms() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGALRM)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.usefixtures("alarms")
+@pytest.mark.usefixtures("alarm")
 def test_by_a_real_signal_a_thousand_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     steps: list[int] = []

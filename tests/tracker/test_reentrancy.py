@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
 from types import FrameType
 
 import pytest
@@ -35,15 +34,6 @@ def test_every_operation_from_inside_the_callback() -> None:
     tracker = StepTracker(on_step)
     assert tracker.increment_step("a") == 1
     assert steps == [1, 2, 3, 4]
-
-
-@pytest.fixture
-def alarm() -> Iterator[None]:
-    """Put the handler of SIGALRM back, and its timer off, at the end of the test."""
-    before = signal.getsignal(signal.SIGALRM)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.usefixtures("alarm")
