@@ -10,7 +10,8 @@ import pytest
 
 from kineto_step_tracker import StepTracker, backend
 from kineto_step_tracker.stress import Plan, Progress, Scenario
-from kineto_step_tracker.stress.hammer import CallbackError, hammer
+from kineto_step_tracker.stress.hammer import hammer
+from kineto_step_tracker.stress.hand import CallbackError
 from kineto_step_tracker.stress.subjects import _OF_THIS_PACKAGE, Subject
 
 

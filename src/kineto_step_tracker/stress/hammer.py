@@ -1,6 +1,6 @@
 """The threads that hammer one tracker, and the checks that they make while they do.
 
-It imports `subjects` and what `kineto_step_tracker.stress` says of a run. It works in the
+It imports `hand`, `subjects` and what `kineto_step_tracker.stress` says of a run. It works in the
 process that calls it; `kineto_step_tracker.stress.run` gives it one of its own.
 
 What is checked: no thread sees the global step fall, nor below a count of its own; a requester
@@ -27,7 +27,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 from kineto_step_tracker.stress import (
     Outcome,
@@ -37,7 +36,8 @@ from kineto_step_tracker.stress import (
     Violation,
     environment,
 )
-from kineto_step_tracker.stress.subjects import Tracker, has_handles, incrementer, tracker_of
+from kineto_step_tracker.stress.hand import CallbackError, CallbackInterrupt, Hand, meddle
+from kineto_step_tracker.stress.subjects import Tracker, tracker_of
 
 _BURST = 200
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -54,16 +54,6 @@ _TIMES_IN_A_DUEL = 20
 _DUEL = "duel"
 # Three places that count outside the workers, each for a requester of its own.
 _CALLBACK, _HANDLER, _FINALISER = "callback", "signal handler", "finaliser"
-
-_T = TypeVar("_T")
-
-
-class CallbackError(Exception):
-    """What the callback raises, on purpose."""
-
-
-class CallbackInterrupt(KeyboardInterrupt):
-    """What the callback raises as if Ctrl-C had been pressed in it."""
 
 
 def hammer(
@@ -88,85 +78,10 @@ def hammer(
         return _Load(plan, tracker, journal).carry_out(watch, patience)
 
 
-class _Hand:
-    """Uses the tracker and notes what it did and saw. One thread of control has one hand."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self.operations: dict[str, int] = {}
-        self.increments: Counter[str] = Counter()
-        self.errors = 0
-        self.violations: dict[str, tuple[int, str]] = {}
-        self._tracker = tracker
-        self._floor = 0
-
-    def increment(
-        self, requester: str, times: int = 1, handle: Callable[[], int] | None = None
-    ) -> None:
-        """By name, or by the requester's handle."""
-        floor = self._floor
-        for _ in range(times):
-            try:
-                step = self._tracker.increment_step(requester) if handle is None else handle()
-            except BaseException as error:
-                self._caught(error)
-            else:
-                if step < floor:
-                    self.found("the global step fell", f"from {floor} to {step}")
-                floor = step
-        self._floor = floor
-        self.increments[requester] += times
-        by_name = handle is None or not has_handles(self._tracker)
-        self._note("increments by name" if by_name else "increments by handle", times)
-
-    def initialise(self, requester: str) -> None:
-        self._note("initialisations")
-        self._attempt(self._tracker.init_step_count, requester)
-
-    def erase(self, requester: str) -> bool | None:
-        """None if an error of the callback took the place of the answer."""
-        self._note("erasures")
-        return self._attempt(self._tracker.erase_step_count, requester)
-
-    def handle_of(self, requester: str) -> Callable[[], int]:
-        self._note("handles made" if has_handles(self._tracker) else "initialisations")
-        return incrementer(self._tracker, requester)
-
-    def look(self) -> dict[str, int] | None:
-        """All counts; None if an error of the callback took their place."""
-        self._note("looks at all counts")
-        counts = self._attempt(lambda _: self._tracker.step_counts(), "")
-        step = self._tracker.current_step()
-        if counts and max(counts.values()) > step:
-            self.found("a count above the global step", f"{max(counts.values())}, at step {step}")
-        return counts
-
-    def found(self, violation: str, seen: str, times: int = 1) -> None:
-        before, first = self.violations.get(violation, (0, seen))
-        self.violations[violation] = (before + times, first)
-
-    def _attempt(self, operation: Callable[[str], _T], requester: str) -> _T | None:
-        try:
-            return operation(requester)
-        except BaseException as error:
-            self._caught(error)
-            return None
-
-    def _caught(self, error: BaseException) -> None:
-        of_callback = _errors_of_callback(error)
-        if of_callback == 0:
-            if not isinstance(error, Exception):
-                raise error
-            self.found("an operation failed", f"{type(error).__name__}: {error}")
-        self.errors += of_callback
-
-    def _note(self, kind: str, times: int = 1) -> None:
-        self.operations[kind] = self.operations.get(kind, 0) + times
-
-
 class _Journal:
     """Stands where the tracker's callback stands, checks every call, and makes trouble."""
 
-    hand: _Hand
+    hand: Hand
     contested: Sequence[str] = ()
 
     def __init__(self, plan: Plan) -> None:
@@ -196,7 +111,7 @@ class _Journal:
         """Any one of them seldom enough for many steps a second, and often enough to be met."""
         if turn % 64 == 0:
             self.hand.increment(_CALLBACK)
-            _meddle(self.hand, self.contested, turn // 64)
+            meddle(self.hand, self.contested, turn // 64)
         elif turn % 4096 == 1:
             time.sleep(1e-4)
         elif turn % 1000 == 2:
@@ -218,9 +133,9 @@ class _Load:
         self._plan = plan
         self._tracker = tracker
         self._journal = journal
-        self._main, self._handler = _Hand(tracker), _Hand(tracker)
+        self._main, self._handler = Hand(tracker), Hand(tracker)
         # By thread: the collector runs finalisers one after another, on any thread.
-        self._finalisers: dict[int, _Hand] = {}
+        self._finalisers: dict[int, Hand] = {}
         self._finalised: list[None] = []
         self._signals = 0
         self._reporter: threading.Thread | None = None
@@ -231,7 +146,7 @@ class _Load:
         self._duel = threading.Barrier(plan.threads)
         self._duel_from = 0
         self._duel_erased: list[str] = []
-        journal.hand, journal.contested = _Hand(tracker), self.contested
+        journal.hand, journal.contested = Hand(tracker), self.contested
 
         for requester in (*self.counted, _CALLBACK, _HANDLER, _FINALISER):
             self._main.initialise(requester)
@@ -328,12 +243,12 @@ class _Load:
     def finalise(self, turn: int) -> None:
         if threading.current_thread() is self._reporter:
             return  # it must be able to report that the tracker hangs
-        hand = self._finalisers.setdefault(threading.get_ident(), _Hand(self._tracker))
+        hand = self._finalisers.setdefault(threading.get_ident(), Hand(self._tracker))
         hand.increment(_FINALISER)
-        _meddle(hand, self.contested, turn)
+        meddle(hand, self.contested, turn)
         self._finalised.append(None)
 
-    def _hands(self) -> list[_Hand]:
+    def _hands(self) -> list[Hand]:
         return [
             self._main,
             self._handler,
@@ -449,7 +364,7 @@ class _Load:
             handling = True
             self._signals += 1
             self._handler.increment(_HANDLER)
-            _meddle(self._handler, self.contested, self._signals)
+            meddle(self._handler, self.contested, self._signals)
             handling = False
 
         before = signal.signal(signal.SIGALRM, handle)
@@ -472,7 +387,7 @@ class _Load:
             gc.unfreeze()
 
 
-class _Worker(_Hand):
+class _Worker(Hand):
     """One thread's work: bursts of increments, and what the scenario puts between them."""
 
     def __init__(
@@ -570,7 +485,7 @@ class _Worker(_Hand):
             self.look()
 
     def _meddle(self) -> None:
-        _meddle(self, self._load.contested, self._random.randrange(1_000_000))
+        meddle(self, self._load.contested, self._random.randrange(1_000_000))
 
     def _litter(self) -> None:
         _Litter(self._load, self._random.randrange(1_000_000))
@@ -587,33 +502,6 @@ class _Litter:
 
     def __del__(self) -> None:
         self._load.finalise(self._turn + 1)
-
-
-def _meddle(hand: _Hand, contested: Sequence[str], turn: int) -> None:
-    """Do something to a requester to which others do the like at the same time."""
-    if not contested:
-        return
-    kind, number = turn % 4, turn // 4
-    requester = contested[number % len(contested)]
-    if kind == 0:
-        hand.initialise(requester)
-    elif kind == 1:
-        hand.erase(requester)
-    elif kind == 2:
-        hand.increment(requester)
-    else:
-        hand.increment(requester, handle=hand.handle_of(requester))
-
-
-def _errors_of_callback(error: BaseException | None) -> int:
-    """How many of the callback's errors an operation has raised, as one or as a group."""
-    if error is None:
-        return 0
-    if isinstance(error, BaseExceptionGroup):
-        return sum(map(_errors_of_callback, error.exceptions))
-    # The cause of an interrupt is what the callback had raised before it.
-    own = isinstance(error, CallbackError | CallbackInterrupt)
-    return own + _errors_of_callback(error.__cause__)
 
 
 def _whereabouts(threads: Sequence[threading.Thread]) -> Iterator[str]:
