@@ -457,7 +457,7 @@ class StepTracker:
             self._baton.store(_NOBODY)
 
     def _free_what_the_dead_hold(self) -> None:
-        """In the child of a fork: free the baton of a thread that was not forked along."""
+        """In the child of a fork: free what threads hold that were not forked along."""
         self._cells.free_dead_lock()
         if self._baton.load() != _atomic.thread_ident():
             self._baton.store(_NOBODY)

@@ -85,8 +85,8 @@ def test_the_callback_runs_in_the_context_of_whoever_called() -> None:
     assert variable.get() == "none"
 
 
-def test_a_greenlet_that_switches_away_inside_the_callback(greenlet: Any) -> None:
-    """To the tracker all greenlets of a thread are one: the others leave it their steps."""
+def held_in_its_first_callback(greenlet: Any) -> tuple[StepTracker, list[int], Any]:
+    """A tracker, the steps called back so far, and the greenlet that has switched away in there."""
     main = greenlet.getcurrent()
     steps: list[int] = []
 
@@ -98,6 +98,12 @@ def test_a_greenlet_that_switches_away_inside_the_callback(greenlet: Any) -> Non
     tracker = StepTracker(on_step)
     holder = greenlet.greenlet(tracker.increment_step)
     holder.switch("holder")
+    return tracker, steps, holder
+
+
+def test_a_greenlet_that_switches_away_inside_the_callback(greenlet: Any) -> None:
+    """To the tracker all greenlets of a thread are one: the others leave it their steps."""
+    tracker, steps, holder = held_in_its_first_callback(greenlet)
     assert steps == [1]
     assert [tracker.increment_step("main") for _ in range(3)] == [2, 3, 4]
     other = greenlet.greenlet(tracker.increment_step)
@@ -145,17 +151,7 @@ def test_many_greenlets_that_switch_in_every_callback(greenlet: Any) -> None:
 
 
 def test_a_greenlet_killed_inside_the_callback_lets_the_others_go_on(greenlet: Any) -> None:
-    main = greenlet.getcurrent()
-    steps: list[int] = []
-
-    def on_step(step: int) -> None:
-        steps.append(step)
-        if step == 1:
-            main.switch()
-
-    tracker = StepTracker(on_step)
-    holder = greenlet.greenlet(tracker.increment_step)
-    holder.switch("holder")
+    tracker, steps, holder = held_in_its_first_callback(greenlet)
     assert tracker.increment_step("main") == 2
     holder.throw(greenlet.GreenletExit)
     assert holder.dead

@@ -205,7 +205,7 @@ def run(
         raise TypeError(f"plan must be a Plan, not {type(plan).__name__} ({plan!r})")
     _check_seconds("patience", patience)
     # Not by multiprocessing, which would import the caller's main module once more. Ctrl-C on a
-    # terminal is for this process only, so the other one gets a group of its own.
+    # terminal is for this process only, so the other one gets a session of its own.
     process = subprocess.Popen(
         [sys.executable, "-c", _CHILD],
         stdin=subprocess.PIPE,
@@ -242,7 +242,7 @@ def _listen(
     silence, silent = float(_SECONDS_TO_START), 0
     while True:
         try:
-            # Second by second: if Ctrl-Z stops both processes, no more than one of them counts.
+            # Second by second: of a time in which both processes were stopped only one counts.
             report = told.get(timeout=1)
         except queue.Empty:
             silent += 1

@@ -269,7 +269,7 @@ class _Load:
             while not over.wait(_SECONDS_BETWEEN_LOOKS):
                 now = time.monotonic()
                 done, step = sum(self._operations().values()), self._journal.last
-                # Of a time in which Ctrl-Z had stopped the process only a second.
+                # Of a time in which the process was stopped only a second counts.
                 idle = 0.0 if (done, step) != before else idle + min(now - looked, 1)
                 before, looked = (done, step), now
                 watch(
