@@ -58,7 +58,7 @@ READABLE = {
     f"kineto_step_tracker/{name}"
     for name in (
         *("_atomic.py", "_atomic.pyx", "_atomic.pxd"),
-        *("tracker.py", "tracker.pxd", "drop_in.py", "drop_in.pxd"),
+        *("tracker.py", "tracker.pxd", "drop_in.py"),
         "py.typed",
     )
 }

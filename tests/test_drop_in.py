@@ -1,13 +1,15 @@
-"""The process-wide tracker: PyTorch's four classmethods and its two private attributes."""
+"""The process-wide tracker: the four methods of PyTorch's class and its two private attributes."""
 
 from __future__ import annotations
 
 import copy
 import sys
+import sysconfig
 from collections import defaultdict
 from collections.abc import Callable, MutableMapping
 from functools import partial
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kineto_step_tracker import KinetoStepTracker, drop_in
+from kineto_step_tracker import KinetoStepTracker, backend, drop_in
 from kineto_step_tracker.textbook import TextbookStepTracker
 from tests.conftest import repetitions, run_together
 
@@ -70,6 +72,39 @@ def test_without_kineto_it_counts_and_imports_nothing(
     before = set(sys.modules)
     assert process_wide.increment_step("a") == 1
     assert set(sys.modules) == before
+
+
+@pytest.mark.skipif(backend != "native", reason="the portable tracker is Python code itself")
+def test_no_signal_handler_comes_between_a_step_and_kineto(
+    process_wide: Tracker, kineto: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signal handlers run in Python code only, and between the two there is none."""
+    profiler: Any = sys.modules["torch.autograd.profiler"]
+    monkeypatch.setattr(profiler, "_kineto_step", partial(kineto.append, 0))
+    entered: list[str] = []
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        entered.append(frame.f_code.co_qualname)
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        process_wide.increment_step("a")
+    finally:
+        sys.settrace(before)
+    assert kineto == [0]
+    assert entered == []
+
+
+def test_its_methods_are_made_once() -> None:
+    """To bind one anew costs as much as to count; to share one, on free-threaded builds, more."""
+    for name in ("init_step_count", "erase_step_count", "increment_step", "current_step"):
+        method = getattr(KinetoStepTracker, name)
+        assert getattr(KinetoStepTracker, name) is method
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            before = sys.getrefcount(method)
+            more = [method] * 100
+            assert sys.getrefcount(more[0]) == before
 
 
 def test_a_refused_requester_changes_nothing(process_wide: Tracker) -> None:

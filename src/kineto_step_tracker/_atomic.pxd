@@ -1,30 +1,10 @@
 # The native substrate's types, and the operations short enough to be compiled into their
 # callers. `_atomic.py` says what each means.
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic, memory_order_release
 cimport cython
-
-cdef extern from *:
-    """
-    // A new reference to the value, or to None. Cython's own dict.get() borrows the reference
-    // first, which on free-threaded builds is a use after free when another thread erases.
-    static CYTHON_INLINE PyObject *kst_dict_find(PyObject *dict, PyObject *key) {
-        PyObject *value = NULL;
-    #if PY_VERSION_HEX >= 0x030D0000
-        if (PyDict_GetItemRef(dict, key, &value) < 0) return NULL;
-        if (value != NULL) return value;
-    #else
-        value = PyDict_GetItemWithError(dict, key);
-        if (value != NULL) { Py_INCREF(value); return value; }
-        if (PyErr_Occurred()) return NULL;
-    #endif
-        Py_INCREF(Py_None);
-        return Py_None;
-    }
-    """
-    object kst_dict_find(dict cells, object name)
-
 
 cdef extern from "Python.h" nogil:
     int64_t thread_ident "PyThread_get_thread_ident" ()
@@ -56,12 +36,35 @@ cdef class AtomicInt64:
         return self._value.compare_exchange_strong(expected, desired)
 
 
+cdef extern from *:
+    """
+    // A new reference to the value, or to None. Cython's own dict.get() borrows the reference
+    // first, which on free-threaded builds is a use after free when another thread erases.
+    static CYTHON_INLINE PyObject *kst_dict_find(PyObject *dict, PyObject *key) {
+        PyObject *value = NULL;
+    #if PY_VERSION_HEX >= 0x030D0000
+        if (PyDict_GetItemRef(dict, key, &value) < 0) return NULL;
+        if (value != NULL) return value;
+    #else
+        value = PyDict_GetItemWithError(dict, key);
+        if (value != NULL) { Py_INCREF(value); return value; }
+        if (PyErr_Occurred()) return NULL;
+    #endif
+        Py_INCREF(Py_None);
+        return Py_None;
+    }
+    """
+    # The dict by pointer: for an object, Cython takes a reference during the call, and threads
+    # that count in separate cells would meet at the dict's reference count.
+    AtomicInt64 kst_dict_find(PyObject *cells, object name)
+
+
 @cython.final
 cdef class CellMap:
     cdef dict _cells
 
     cdef inline AtomicInt64 find(self, object name):
-        return <AtomicInt64>kst_dict_find(self._cells, name)
+        return kst_dict_find(<PyObject *>self._cells, name)
 
     cpdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell)
     cpdef int discard(self, str name, AtomicInt64 cell) except -1

@@ -2,7 +2,7 @@
 
 The native twin is ``_atomic.pyx``; where that was built, Python imports it instead of this
 file, because an extension module wins over a ``.py`` of the same name. Both offer the same
-five names, and nothing else in the package touches an atomic, the dictionary of cells or a
+six names, and nothing else in the package touches an atomic, the dictionary of cells or a
 thread's identity. Every operation is one indivisible step, sequentially consistent unless it says
 less, and may be interrupted by a signal handler, a finaliser or a fork without harm.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import atomics
 
 backend: str = "portable"
+
+_Shared = TypeVar("_Shared")
 
 
 class AtomicInt64:
@@ -91,3 +93,8 @@ thread_ident = threading.get_ident
 
 def defer_reference_counts(shared: object) -> None:
     """Make a shared object cheap to reach from many threads, where the build can do that."""
+
+
+def keep_for_ever(shared: _Shared) -> _Shared:
+    """Return an object that lives as long as the process; threads need not count its references."""
+    return shared

@@ -1,10 +1,12 @@
-# cython: language_level=3, binding=False, nonecheck=True, annotation_typing=False
-# cython: freethreading_compatible=True, embedsignature=True, embedsignature.format=clinic
+# cython: language_level=3, binding=False, annotation_typing=False, freethreading_compatible=True
 """KinetoStepTracker: the process-wide tracker, under the names that PyTorch's class has.
 
-It imports the tracker only, and never PyTorch: it finds Kineto's ``step()`` in a PyTorch that
-somebody else has loaded. Its methods are classmethods of an extension type, the form of call
-that costs least and, on free-threaded builds, scales with the threads that make it.
+It imports the tracker and the substrate only, and never PyTorch: it finds Kineto's ``step()`` in
+a PyTorch that somebody else has loaded. Its methods are the bound methods of one tracker, made
+once: a classmethod would be bound anew by each call, which costs more than counting does.
+
+It is compiled for the sake of `_on_step`: a signal handler, which runs between bytecodes, then
+finds no place where a step is marked as run and Kineto is not yet called.
 """
 
 from __future__ import annotations
@@ -14,12 +16,11 @@ from collections import deque
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from kineto_step_tracker import _atomic
 from kineto_step_tracker.tracker import StepTracker, _checked_step, _plain_name
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
-
-    from kineto_step_tracker.tracker import Requester
 
 # Whether a rise calls Kineto. kineto_step_tracker.pytorch.install() decides.
 step_kineto = True
@@ -195,48 +196,7 @@ def _checked(counts: dict[str, int]) -> dict[str, int]:
     }
 
 
-class _ClassMethods:
-    """The process-wide tracker's operations as classmethods of an extension type."""
-
-    __slots__ = ()
-
-    @classmethod
-    def init_step_count(cls, requester: str) -> None:
-        """Set the requester's count to the global step: `StepTracker.init_step_count`."""
-        _tracker.init_step_count(requester)
-
-    @classmethod
-    def erase_step_count(cls, requester: str) -> bool:
-        """Forget the requester; True if it was known: `StepTracker.erase_step_count`."""
-        return _tracker.erase_step_count(requester)
-
-    @classmethod
-    def increment_step(cls, requester: str) -> int:
-        """Count one step and return the global step: `StepTracker.increment_step`."""
-        return _tracker.increment_step(requester)
-
-    @classmethod
-    def current_step(cls) -> int:
-        """Return the global step: `StepTracker.current_step`."""
-        return _tracker.current_step()
-
-    @classmethod
-    def step_counts(cls) -> dict[str, int]:
-        """Return a copy of every requester's count: `StepTracker.step_counts`."""
-        return _tracker.step_counts()
-
-    @classmethod
-    def requester(cls, name: str) -> Requester:
-        """Return a handle on a requester: `StepTracker.requester`."""
-        return _tracker.requester(name)
-
-    @classmethod
-    def reset(cls, step: int = 0) -> None:
-        """Forget every requester and set the global step, for tests: `StepTracker.reset`."""
-        _tracker.reset(step)
-
-
-class KinetoStepTracker(_ClassMethods, metaclass=_DropInType):
+class KinetoStepTracker(metaclass=_DropInType):
     """The step tracker of this process, a drop-in for PyTorch's class of the same name.
 
     PyTorch's four methods mean what they mean there, for one thread call by call, and keep
@@ -264,3 +224,11 @@ class KinetoStepTracker(_ClassMethods, metaclass=_DropInType):
     """
 
     __slots__ = ()
+
+    init_step_count = _atomic.keep_for_ever(_tracker.init_step_count)
+    erase_step_count = _atomic.keep_for_ever(_tracker.erase_step_count)
+    increment_step = _atomic.keep_for_ever(_tracker.increment_step)
+    current_step = _atomic.keep_for_ever(_tracker.current_step)
+    step_counts = _atomic.keep_for_ever(_tracker.step_counts)
+    requester = _atomic.keep_for_ever(_tracker.requester)
+    reset = _atomic.keep_for_ever(_tracker.reset)
