@@ -12,15 +12,15 @@ finds no place where a step is marked as run and Kineto is not yet called.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
 
 from kineto_step_tracker import _atomic
 from kineto_step_tracker.tracker import StepTracker, _checked_step, _plain_name
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+    from typing import Any
 
 # Whether a rise calls Kineto. kineto_step_tracker.pytorch.install() decides.
 step_kineto = True
@@ -121,11 +121,9 @@ class _StepDict(MutableMapping[str, int]):
 _step_dict = _StepDict()
 
 
-# What assignments replaced: the last few, as nobody but a test takes one back.
-_replaced: dict[str, deque[tuple[int, dict[str, int]]]] = {
-    "_current_step": deque(maxlen=16),
-    "_step_dict": deque(maxlen=16),
-}
+# What assignments replaced, the latest last. Not all: nobody but a test takes one back.
+_REMEMBERED = 16
+_replaced: dict[str, list[tuple[int, dict[str, int]]]] = {"_current_step": [], "_step_dict": []}
 
 
 class _DropInType(type):
@@ -143,7 +141,7 @@ class _DropInType(type):
     def _current_step(cls, step: int) -> None:
         before = _state()
         _tracker._assign_step(step)
-        _replaced["_current_step"].append(before)
+        _remember("_current_step", before)
 
     @_current_step.deleter
     def _current_step(cls) -> None:
@@ -157,7 +155,7 @@ class _DropInType(type):
     def _step_dict(cls, counts: Mapping[str, int]) -> None:
         before = _state()
         _set_counts(counts)
-        _replaced["_step_dict"].append(before)
+        _remember("_step_dict", before)
 
     @_step_dict.deleter
     def _step_dict(cls) -> None:
@@ -167,6 +165,12 @@ class _DropInType(type):
 def _state() -> tuple[int, dict[str, int]]:
     counts = _tracker.step_counts()
     return _tracker.current_step(), counts
+
+
+def _remember(attribute: str, before: tuple[int, dict[str, int]]) -> None:
+    states = _replaced[attribute]
+    states.append(before)
+    del states[:-_REMEMBERED]
 
 
 def _take_back(attribute: str) -> None:

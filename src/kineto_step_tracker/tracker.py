@@ -25,18 +25,19 @@ callback is just one more thread, and a fork leaves nothing locked but the baton
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from kineto_step_tracker import _atomic
 from kineto_step_tracker._atomic import AtomicInt64, CellMap
 
+# typing's own would cost its import, two thirds of what importing this package would take.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+    from typing import NoReturn, Self
 
 _MAX_START = 2**62
 _FRESH = -(2**61)
@@ -546,7 +547,7 @@ def _plain_name(requester: object) -> str:
     """The characters of a str subclass: its own hash and comparison might run any code."""
     if not issubclass(type(requester), str):
         raise TypeError(f"requester must be a str, not {_described(requester)}")
-    return str.__str__(cast("str", requester))
+    return str.__str__(requester)
 
 
 def _interned(name: str) -> str:
@@ -581,9 +582,11 @@ def _shown(argument: object) -> str:
 
 
 def _add_note(error: BaseException, note: str) -> None:
-    # Some take none, such as a frozen dataclass: then the error itself is what matters.
-    with contextlib.suppress(Exception):
+    try:
         error.add_note(note)
+    except Exception:
+        # Some take none, such as a frozen dataclass: then the error itself is what matters.
+        return
 
 
 def _one_of(errors: list[BaseException]) -> BaseException:
