@@ -1,0 +1,114 @@
+"""What was measured, in one run, and how it reads back.
+
+It imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import quantiles
+from typing import NamedTuple, Self
+
+
+class Question(StrEnum):
+    """What is asked of several contenders at once, and what ``x`` of a `Key` counts in it."""
+
+    NO_RISE = "a step that is no rise"  # requesters
+    RISE = "a rise, empty C callback"  # requesters
+    RISE_PYTHON = "a rise, empty Python callback"  # requesters
+    SHARED = "threads that share one requester, every step a rise"  # threads
+    SEPARATE = "threads with a requester each, the first to get there rises"  # threads
+    BEHIND = "threads with a requester each, no rise"  # threads
+    OPTIMIZER = "optimizer.step() of a small model"  # optimizers
+    BACKWARD = "a backward in which an optimizer a parameter steps"  # optimizers
+    IMPORT = "import"
+    MEMORY = "memory a requester"  # requesters
+
+    @property
+    def unit(self) -> str:
+        """Of its values: seconds, steps a second, or bytes."""
+        if self in (Question.SHARED, Question.SEPARATE, Question.BEHIND):
+            return "1/s"
+        return "B" if self is Question.MEMORY else "s"
+
+
+class Key(NamedTuple):
+    """Whose answer to which question."""
+
+    question: Question
+    contender: str
+    x: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some values, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self:
+        values = list(values)
+        low, middle, high = quantiles(values * (1 + (len(values) == 1)), n=4, method="inclusive")
+        return cls(middle, low, high)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run.
+
+    Args:
+        environment: what it ran on, such as "Python": "3.11.7, with the GIL".
+        backend: of the tracker, "native" or "portable".
+        free_threaded: whether threads ran at once, without the GIL.
+        quick: whether it took fewer turns.
+        seconds: how long all of it took.
+        values: turn by turn, in the question's unit. Values of the same turn were measured one
+            after another, so that a ratio of them is of the same moment.
+    """
+
+    environment: dict[str, str]
+    backend: str
+    free_threaded: bool
+    quick: bool
+    seconds: float
+    values: dict[Key, list[float]]
+
+    def spread(self, key: Key) -> Spread:
+        """Return the median and the quartiles of what was measured."""
+        return Spread.of(self.values[key])
+
+    def xs(self, question: Question, contender: str) -> list[int]:
+        """Return for what numbers of requesters, threads or optimizers there is an answer."""
+        return sorted(key.x for key in self.values if key[:2] == (question, contender))
+
+    def to_json(self) -> str:
+        """Return it as JSON text, which `from_json` reads."""
+        values = [
+            {
+                "question": key.question,
+                "contender": key.contender,
+                "x": key.x,
+                "unit": key.question.unit,
+                "median": self.spread(key).median,
+                "values": values,
+            }
+            for key, values in self.values.items()
+        ]
+        found = {**vars(self), "values": values}
+        return json.dumps(found, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` has written."""
+        found = json.loads(text)
+        found["values"] = {
+            Key(Question(row["question"]), row["contender"], row["x"]): row["values"]
+            for row in found["values"]
+        }
+        return cls(**found)
