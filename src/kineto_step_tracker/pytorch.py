@@ -64,6 +64,8 @@ _NEEDED = (
     "torch._library.effects:EffectType.ORDERED",
 )
 
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
 # Over install and uninstall only: no step takes it.
 _lock = threading.RLock()
 _installation: _Installation | None = None
@@ -363,7 +365,7 @@ class _Claim(weakref.ref[Optimizer]):
 
 def _count(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The global optimizer hook: an optimizer has stepped."""
-    if torch.compiler.is_dynamo_compiling():
+    if _is_dynamo_compiling():
         torch.ops.kineto_step_tracker.increment_step(_name_of(optimizer))
         return
     try:
@@ -373,9 +375,8 @@ def _count(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if claim.nests and not _is_outermost(optimizer, sys._getframe(1)):
         return
     requester = claim.requester
-    if requester is None or requester.count is None:
-        requester = _register(claim)
-    requester.increment()
+    if requester is None or not requester._count_if_registered():
+        _register(claim).increment()
 
 
 def _name_of(optimizer: Optimizer) -> str:

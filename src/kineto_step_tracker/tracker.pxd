@@ -46,8 +46,8 @@ cdef class StepTracker:
     cdef AtomicInt64 _cell_of(self, str name)
     @cython.locals(cell=AtomicInt64, count=int64_t, first=int64_t)
     cdef int64_t _count_afresh(self, str name) except -1
-    @cython.locals(cell=AtomicInt64, count=int64_t)
-    cdef object _count_of(self, str name)
+    @cython.locals(current=AtomicInt64, count=int64_t)
+    cdef object _count_of(self, str name, AtomicInt64 cell)
     @cython.locals(me=int64_t, errors=list)
     cdef int _dispatch(self) except -1
     @cython.locals(step=int64_t)
@@ -64,6 +64,8 @@ cdef class Requester:
 
     @cython.locals(count=int64_t)
     cpdef int64_t increment(self) except -1
+    @cython.locals(count=int64_t)
+    cpdef bint _count_if_registered(self) except -1
     cpdef bint erase(self) except -1
 
 

@@ -397,13 +397,20 @@ class StepTracker:
                 if cell.compare_exchange(count, first):
                     return first
 
-    def _count_of(self, name: str) -> int | None:
-        cell = self._cells.find(name)
-        if cell is None:
-            return None
+    def _count_of(self, name: str, cell: AtomicInt64) -> int | None:
+        """Return the count in this cell or, if that is retired, in the one that the name has now.
+
+        Not by name at once: a training step asks 300 handles, and each look-up would fetch
+        several cache lines more.
+        """
         count = cell.load()
         if count < 0:
-            return None
+            current = self._cells.find(name)
+            if current is None:
+                return None
+            count = current.load()
+            if count < 0:
+                return None
         # As in step_counts: no count that anyone has seen is above the global step.
         self._reach(count)
         return count
@@ -500,6 +507,14 @@ class Requester:
             return self._tracker.increment_step(self._name)
         return self._tracker._reach(count)
 
+    def _count_if_registered(self) -> bool:
+        """Count one step, unless the registration that this handle was made of is erased."""
+        count = self._cell.add(1)
+        if count <= 0:
+            return False
+        self._tracker._reach(count)
+        return True
+
     def erase(self) -> bool:
         """Forget the requester, as `StepTracker.erase_step_count` does."""
         return self._tracker.erase_step_count(self._name)
@@ -512,7 +527,7 @@ class Requester:
     @property
     def count(self) -> int | None:
         """The requester's count, None once it is erased."""
-        return self._tracker._count_of(self._name)
+        return self._tracker._count_of(self._name, self._cell)
 
     def __enter__(self) -> Self:
         return self

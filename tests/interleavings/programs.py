@@ -8,7 +8,8 @@ A program is a line of text, ``before: thread | thread ^ handler / callback``:
 - *callback*, optional, is one of `CALLBACKS`; without it the tracker counts only.
 
 The operations are ``increment a``, ``init a``, ``erase a``, ``current``, ``counts``,
-``handle a``, which makes a handle, and ``step a`` and ``count a``, which use it.
+``handle a``, which makes a handle, and ``step a``, ``try a`` and ``count a``, which use it.
+``try a`` counts unless the registration that the handle holds is erased.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ class Run:
                 return None
             case "step":
                 return handles[name].increment()
+            case "try":
+                return handles[name]._count_if_registered()
             case "count":
                 return handles[name].count
         raise ValueError(f"unknown operation: {operation}")
@@ -193,7 +196,7 @@ class Run:
             f"{scheduler.calls[number].text} needed {count} tries to raise the step"
             for number, count in tries.items()
             if count > len(self._program.threads)
-            and scheduler.calls[number].text.startswith(("increment", "step"))
+            and scheduler.calls[number].text.startswith(("increment", "step", "try"))
         ]
 
 

@@ -112,6 +112,8 @@ def _instants(call: Past, history: Sequence[Past], number: int) -> Iterator[Inst
             yield Instant(first, last, "register", name)
             yield Instant(first, last, "count_one", name, after=number)
             yield Instant(first, last, "current", result=result, after=number + 1)
+        case "try" if result is not False:
+            yield Instant(first, last, "count_one", name)
         case "handle":
             yield Instant(first, last, "register", name)
         case "counts" if isinstance(result, tuple):

@@ -140,6 +140,18 @@ MUTANTS = [
         "handle a: step a | erase a",
     ),
     Mutant(
+        "a handle takes a retired cell for registered",
+        "        if count <= 0:\n            return False\n",
+        "",
+        "handle a: try a; current | erase a",
+    ),
+    Mutant(
+        "a handle counts and does not raise the step",
+        "            return False\n        self._tracker._reach(count)\n",
+        "            return False\n",
+        "handle a: try a; current | current",
+    ),
+    Mutant(
         "a first increment counts before its cell can be found",
         "            cell = self._cell_of(name)\n            count = cell.load()\n"
         "            if count >= 0:\n                count = cell.add(1)",

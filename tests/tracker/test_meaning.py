@@ -105,6 +105,19 @@ def test_a_handle_counts_for_its_requester() -> None:
     assert tracker.requester("SGD#1").count == 7, "a second handle keeps the count"
 
 
+def test_a_handle_can_count_only_while_its_registration_lasts() -> None:
+    tracker = StepTracker(start=5)
+    handle = tracker.requester("SGD#1")
+    assert handle._count_if_registered() is True
+    assert (handle.count, tracker.current_step()) == (6, 6)
+    handle.erase()
+    assert handle._count_if_registered() is False
+    assert (handle.count, tracker.current_step()) == (None, 6)
+    tracker.init_step_count("SGD#1")
+    assert handle._count_if_registered() is False, "this is another registration"
+    assert handle.count == 6
+
+
 @pytest.mark.parametrize("by", ["handle", "name", "reset"])
 def test_after_an_erase_a_handle_starts_afresh(by: str) -> None:
     tracker = StepTracker()
