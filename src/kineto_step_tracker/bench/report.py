@@ -12,6 +12,9 @@ from enum import StrEnum
 from statistics import quantiles
 from typing import NamedTuple, Self
 
+# Who answers the questions about the package itself.
+PACKAGE = "kineto_step_tracker"
+
 
 class Question(StrEnum):
     """What is asked of several contenders at once, and what ``x`` of a `Key` counts in it."""
@@ -24,7 +27,9 @@ class Question(StrEnum):
     BEHIND = "threads with a requester each, no rise"  # threads
     OPTIMIZER = "optimizer.step() of a small model"  # optimizers
     BACKWARD = "a backward in which an optimizer a parameter steps"  # optimizers
-    IMPORT = "import"
+    HOOK = "what a hook takes of either"  # optimizers
+    IMPORT = "the import of the package"
+    NEEDLESS = "imports of PyTorch, or of atomics where that is not used"
     MEMORY = "memory a requester"  # requesters
 
     @property
@@ -32,7 +37,7 @@ class Question(StrEnum):
         """Of its values: seconds, steps a second, or bytes."""
         if self in (Question.SHARED, Question.SEPARATE, Question.BEHIND):
             return "1/s"
-        return "B" if self is Question.MEMORY else "s"
+        return {Question.MEMORY: "B", Question.NEEDLESS: ""}.get(self, "s")
 
 
 class Key(NamedTuple):

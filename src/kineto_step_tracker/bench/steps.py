@@ -1,0 +1,45 @@
+"""What one step costs on one thread: no rise, a rise, and a rise among many requesters.
+
+It imports the clocks, the contenders and the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kineto_step_tracker.bench.clocks import Work, in_turns
+from kineto_step_tracker.bench.contenders import Callback, Contender, is_there, stage
+from kineto_step_tracker.bench.report import Key, Question
+
+_STEPPED = "r0"
+# With the one that is far ahead, four.
+_BEHIND = (_STEPPED, "r1", "r2")
+_MANY = (10, 100, 1_000, 10_000)
+# Who is set up anew for each measurement, or takes half a second to set up 10 000.
+_NOT_MANY = (Contender.DROP_IN, Contender.PORTABLE)
+
+
+def measure(turns: int, watch: Callable[[float], object]) -> dict[Key, list[float]]:
+    """Return the seconds a step takes, for each contender that is here."""
+    return in_turns(_works(), turns, watch)
+
+
+def _works() -> dict[Key, Work]:
+    works: dict[Key, Work] = {}
+    for contender in filter(is_there, Contender):
+        behind = stage(contender, _BEHIND, rising=False)
+        works[Key(Question.NO_RISE, contender, len(_BEHIND) + 1)] = behind.work(_STEPPED)
+        if contender in (Contender.METHOD, Contender.LOOK_UP):
+            continue  # there for scale, and nothing rises
+        for question, callback in (
+            (Question.RISE, Callback.C),
+            (Question.RISE_PYTHON, Callback.PYTHON),
+        ):
+            alone = stage(contender, [_STEPPED], callback=callback)
+            works[Key(question, contender, 1)] = alone.work(_STEPPED)
+        if contender not in _NOT_MANY:
+            for number in _MANY:
+                names = [f"r{i}" for i in range(number)]
+                work = stage(contender, names).work(_STEPPED)
+                works[Key(Question.RISE, contender, number)] = work
+    return works

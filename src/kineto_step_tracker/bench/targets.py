@@ -1,0 +1,194 @@
+"""What this project aims at, as ratios within one run, and how a report meets it.
+
+It imports the contenders and the report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kineto_step_tracker.bench.contenders import Contender, Hook
+from kineto_step_tracker.bench.report import PACKAGE, Key, Question, Report, Spread
+
+
+@dataclass(frozen=True)
+class Target:
+    """One line of the table.
+
+    Args:
+        text: what is compared.
+        bound: the ratio that is aimed at, or the value where there is nothing to divide by.
+        at_least: whether more is better; if not, the bound is the most.
+        over: whose values are divided.
+        by: by whose, turn by turn; None for a value that is a target by itself.
+    """
+
+    text: str
+    bound: float
+    at_least: bool
+    over: Key
+    by: Key | None = None
+
+    def shown(self, value: float) -> str:
+        """Return a ratio, or a value in its unit, as the table has it."""
+        if self.by is not None:
+            return f"{value:.0f} x" if value >= 100 else f"{value:.3g} x"
+        match self.over.question.unit:
+            case "s":
+                return f"{value * 1e3:.2g} ms"
+            case "B":
+                return f"{value:.0f} B"
+            case _:
+                return f"{value:.0f}"
+
+    @property
+    def wanted(self) -> str:
+        """The bound, in words."""
+        return f"at {'least' if self.at_least else 'most'} {self.shown(self.bound)}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target, what was measured for it, and whether that meets it; None if nothing was."""
+
+    target: Target
+    measured: Spread | None
+
+    @property
+    def met(self) -> bool | None:
+        return self._within(1)
+
+    @property
+    def grossly_missed(self) -> bool:
+        """Whether it is off by more than a factor of two, which no noise explains."""
+        return self._within(2) is False
+
+    def _within(self, slack: float) -> bool | None:
+        if self.measured is None:
+            return None
+        if self.target.at_least:
+            return self.measured.median >= self.target.bound / slack
+        return self.measured.median <= self.target.bound * slack
+
+
+def verdicts(report: Report) -> list[Verdict]:
+    """Return the targets of the build that the report is from, and how it meets them."""
+    targets = _of_free_threading() if report.free_threaded else _of_the_gil(report)
+    return [Verdict(target, _measured(report, target)) for target in targets + _of_both()]
+
+
+def _measured(report: Report, target: Target) -> Spread | None:
+    over = report.values.get(target.over)
+    if target.by is None or over is None:
+        return None if over is None else Spread.of(over)
+    by = report.values.get(target.by)
+    if by is None:
+        return None
+    return Spread.of(mine / other for mine, other in zip(over, by, strict=True))
+
+
+def _of_the_gil(report: Report) -> list[Target]:
+    stock = Contender.TEXTBOOK
+    if report.xs(Question.NO_RISE, Contender.PYTORCH):
+        stock = Contender.PYTORCH
+    name, no_rise, rise = Contender.NAME, Question.NO_RISE, Question.RISE
+    return [
+        _at_least(
+            10,
+            f"no rise, by name: faster than {stock}, 4 requesters",
+            Key(no_rise, stock, 4),
+            Key(no_rise, name, 4),
+        ),
+        _at_most(
+            1.5,
+            "no rise, by handle: time of an empty builtin method",
+            Key(no_rise, Contender.HANDLE, 4),
+            Key(no_rise, Contender.METHOD, 4),
+        ),
+        _at_least(
+            4.5,
+            f"no rise, drop-in class: faster than {stock}, 4 requesters",
+            Key(no_rise, stock, 4),
+            Key(no_rise, Contender.DROP_IN, 4),
+        ),
+        _at_least(
+            6,
+            f"rise, by name: faster than {stock}, 1 requester",
+            Key(rise, stock, 1),
+            Key(rise, name, 1),
+        ),
+        _at_least(
+            150,
+            f"rise, by name: faster than {stock}, 1 000 requesters",
+            Key(rise, stock, 1_000),
+            Key(rise, name, 1_000),
+        ),
+        _at_most(
+            1.2,
+            "rise, by name: time with 1 000 requesters, of that with 1",
+            Key(rise, name, 1_000),
+            Key(rise, name, 1),
+        ),
+        _at_least(
+            25,
+            "4 threads share a requester: throughput of the locked class",
+            Key(Question.SHARED, name, 4),
+            Key(Question.SHARED, Contender.LOCKED, 4),
+        ),
+    ]
+
+
+def _of_free_threading() -> list[Target]:
+    scaling = [
+        _at_least(
+            bound,
+            f"no rise, {how}: throughput of 2 threads, of that of 1",
+            Key(Question.BEHIND, how, 2),
+            Key(Question.BEHIND, how, 1),
+        )
+        for how, bound in ((Contender.HANDLE, 1.85), (Contender.DROP_IN, 1.8))
+    ]
+    rising = Key(Question.SEPARATE, Contender.NAME, 2)
+    return [
+        *scaling,
+        _at_least(
+            0.9,
+            "rises, a requester each: throughput of 2 threads, of that of 1",
+            rising,
+            rising._replace(x=1),
+        ),
+        _at_least(
+            8,
+            "rises, a requester each: 2 threads' throughput of the locked class",
+            rising,
+            rising._replace(contender=Contender.LOCKED),
+        ),
+    ]
+
+
+def _of_both() -> list[Target]:
+    return [
+        _at_most(
+            1 / 3,
+            "300 optimizers in a backward: time in our hook, of that in stock's",
+            Key(Question.HOOK, Hook.OURS, 300),
+            Key(Question.HOOK, Hook.STOCK, 300),
+        ),
+        _at_most(
+            1,
+            "one optimizer's step(): time in our hook, of that in stock's",
+            Key(Question.HOOK, Hook.OURS, 1),
+            Key(Question.HOOK, Hook.STOCK, 1),
+        ),
+        _at_most(512, "memory a requester", Key(Question.MEMORY, Contender.NAME, 10_000)),
+        _at_most(0.005, "import, over bare Python", Key(Question.IMPORT, PACKAGE, 0)),
+        _at_most(0, "imports of what is not needed", Key(Question.NEEDLESS, PACKAGE, 0)),
+    ]
+
+
+def _at_least(bound: float, text: str, over: Key, by: Key | None = None) -> Target:
+    return Target(text, bound, True, over, by)
+
+
+def _at_most(bound: float, text: str, over: Key, by: Key | None = None) -> Target:
+    return Target(text, bound, False, over, by)
