@@ -76,6 +76,10 @@ _holders: dict[object, bool | None] = {}
 # single operations of these dicts, since a lock might be held by the very thread they interrupt.
 _names: dict[str, _Claim] = {}
 _claims: dict[int, _Claim] = {}
+# The handles of those that are registered and do not nest, by the optimizers' id. A claim has its
+# handle too, but in a training step with many optimizers each object on the way to it is one
+# more to fetch into the caches, which by then hold others.
+_handles: dict[int, Requester] = {}
 
 
 def install(kineto: bool | None = None) -> None:
@@ -368,14 +372,13 @@ def _count(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if _is_dynamo_compiling():
         torch.ops.kineto_step_tracker.increment_step(_name_of(optimizer))
         return
-    try:
-        claim = _claims[id(optimizer)]
-    except KeyError:
-        claim = _claim(optimizer)
+    handle = _handles.get(id(optimizer))
+    if handle is not None and handle._count_if_registered():
+        return
+    claim = _claims.get(id(optimizer)) or _claim(optimizer)
     if claim.nests and not _is_outermost(optimizer, sys._getframe(1)):
         return
-    requester = claim.requester
-    if requester is None or not requester._count_if_registered():
+    if claim.requester is None or not claim.requester._count_if_registered():
         _register(claim).increment()
 
 
@@ -394,6 +397,8 @@ def _register(claim: _Claim) -> Requester:
     claim.start = step - 1 if together else step
     KinetoStepTracker._step_dict.setdefault(claim.name, claim.start)
     claim.requester = KinetoStepTracker.requester(claim.name)
+    if not claim.nests:
+        _handles[claim.key] = claim.requester
     return claim.requester
 
 
@@ -421,6 +426,7 @@ def _claim(optimizer: Optimizer) -> _Claim:
 
 
 def _release(claim: _Claim) -> None:
+    _handles.pop(claim.key, None)
     _claims.pop(claim.key, None)
     # Here too: a step that overlapped an uninstall() may have been counted here after it.
     for tracker in (KinetoStepTracker, torch.autograd.profiler.KinetoStepTracker):
