@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from kineto_step_tracker.bench.contenders import Contender
-from kineto_step_tracker.bench.report import Key, Question, Report, Spread
+from kineto_step_tracker.bench.report import Key, Question, Report, Spread, human
 
 FORMATS = ("svg", "png")
 
@@ -163,7 +163,7 @@ def _draw_costs(axes: Axes, report: Report) -> None:
             row = rows.index(name)
             apart = 0.18 * (number - (len(columns) + 1) / 2)
             _plot(axes, {row + apart: spread}, _look(name), "x", _COSTS[question][0])
-            _write(axes, number, _human(spread.median, "s"), row, "data", "center")
+            _write(axes, number, human(spread.median, "s"), row, "data", "center")
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -209,7 +209,7 @@ def _draw_lines(axes: Axes, lines: dict[str, _Line], unit: str, of: str, missing
         _plot(axes, lines[name], _look(name), "y")
         leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5)}
         axes.annotate(
-            f"{name}  {_human(end[1], unit)}",
+            f"{name}  {human(end[1], unit)}",
             end,
             (1.06, height),
             textcoords="axes fraction",
@@ -296,7 +296,7 @@ def _scale(axes: Axes, which: Literal["x", "y"], limits: tuple[float, float], un
     # Powers of ten alone, if they are marks enough.
     axis.set_major_locator(LogLocator(subs=(1,) if limits[1] / limits[0] > 200 else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _human(value, unit)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: human(value, unit)))
 
 
 def _thinned(xs: Sequence[int]) -> list[int]:
@@ -329,12 +329,3 @@ def keep_apart(wanted: Sequence[float], gap: float, low: float, high: float) -> 
     levels = [max(low, min(mean, highest)) for mean, size in pools for _ in range(size)]
     found = {index: levels[number] + number * gap for number, index in enumerate(order)}
     return [found[index] for index in range(len(wanted))]
-
-
-def _human(value: float, unit: str) -> str:
-    """Return two or three digits of it, with a prefix: 8.3 µs, 23 ns, 20 M."""
-    value = float(f"{value:.3g}")
-    power = max(-4, min(math.floor(math.log10(value) / 3), 4))
-    number = value / 1000.0**power
-    text = f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:.0f}"
-    return f"{text} {('p', 'n', 'µ', 'm', '', 'k', 'M', 'G', 'T')[power + 4]}{unit}".rstrip()

@@ -6,6 +6,7 @@ It imports the standard library only.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -117,3 +118,16 @@ class Report:
             for row in found["values"]
         }
         return cls(**found)
+
+
+def human(value: float, unit: str) -> str:
+    """Return two or three digits of a value above 0, with a prefix: 8.3 µs, 23 ns, 20 M.
+
+    >>> human(2.31e-8, "s"), human(20_300_000, "")
+    ('23 ns', '20 M')
+    """
+    value = float(f"{value:.3g}")
+    power = max(-4, min(math.floor(math.log10(value) / 3), 4))
+    number = value / 1000.0**power
+    text = f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:.0f}"
+    return f"{text} {('p', 'n', 'µ', 'm', '', 'k', 'M', 'G', 'T')[power + 4]}{unit}".rstrip()

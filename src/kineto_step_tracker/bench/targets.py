@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kineto_step_tracker.bench.contenders import Contender, Hook
-from kineto_step_tracker.bench.report import PACKAGE, Key, Question, Report, Spread
+from kineto_step_tracker.bench.report import PACKAGE, Key, Question, Report, Spread, human
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,9 @@ class Target:
             return f"{value:.0f} x" if value >= 100 else f"{value:.3g} x"
         match self.over.question.unit:
             case "s":
-                return f"{value * 1e3:.2g} ms"
-            case "B":
-                return f"{value:.0f} B"
-            case _:
-                return f"{value:.0f}"
+                return human(value, "s")
+            case unit:
+                return f"{value:.0f} {unit}".rstrip()
 
     @property
     def wanted(self) -> str:

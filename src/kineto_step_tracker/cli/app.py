@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kineto_step_tracker.cli.bench import bench
 from kineto_step_tracker.cli.demo import demo
 from kineto_step_tracker.cli.doctor import doctor
 from kineto_step_tracker.cli.stress import stress
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
 app.command()(stress)

@@ -1,9 +1,13 @@
-"""Kinds of option values that several commands take. It imports Typer."""
+"""Kinds of option values that several commands take, and what they do with them.
+
+It imports Typer.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -72,3 +76,12 @@ def new_file(text: str) -> Path:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise typer.BadParameter(f"{text!r} cannot be written: permission denied.")
     return path
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[None]:
+    """Answer a file that cannot be written after all by a line that says why, and exit status 1."""
+    try:
+        yield
+    except OSError as error:
+        raise SystemExit(f"kineto-step-tracker: {file}: {error.strerror}") from None

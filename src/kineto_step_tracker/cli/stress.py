@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from kineto_step_tracker import stress as logic
 from kineto_step_tracker.cli import needing
-from kineto_step_tracker.cli.options import duration, new_file, one_of, whole_number
+from kineto_step_tracker.cli.options import duration, new_file, one_of, whole_number, writing
 from kineto_step_tracker.cli.terminal import bars, console, grouped, say
 from kineto_step_tracker.stress.subjects import Subject
 
@@ -105,10 +105,8 @@ def stress(
     _conclude(out, outcome)
     if json_file is not None:
         found = {**asdict(outcome), "command": plan.command}
-        try:
+        with writing(json_file):
             json_file.write_text(json.dumps(found, indent=2) + "\n")
-        except OSError as error:
-            raise SystemExit(f"kineto-step-tracker: {json_file}: {error.strerror}") from None
     raise typer.Exit(1 if outcome.violations else 0)
 
 

@@ -1,0 +1,204 @@
+"""``kineto-step-tracker bench``: how fast the trackers are, as a table and a picture.
+
+It imports Typer, Rich and, when it runs, `kineto_step_tracker.bench`; what draws, only for a plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from kineto_step_tracker.cli import needing
+from kineto_step_tracker.cli.options import new_file, writing
+from kineto_step_tracker.cli.terminal import console, grouped, say
+
+if TYPE_CHECKING:
+    from kineto_step_tracker import bench as logic
+    from kineto_step_tracker.bench import Question, Report
+
+
+def _picture(text: str) -> Path:
+    """Parse the name of a picture, and refuse it before the long work."""
+    with needing("bench"):
+        from kineto_step_tracker.bench.drawing import FORMATS
+    path = new_file(text)
+    if path.suffix.removeprefix(".").lower() not in FORMATS:
+        endings = " or ".join(f".{ending}" for ending in FORMATS)
+        raise typer.BadParameter(f"{text!r} does not end in {endings}.")
+    return path
+
+
+def bench(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take a quarter of the time; noise disturbs more.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            parser=new_file,
+            metavar="FILE",
+            help="Write all that was measured to it as JSON, over what is there.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_picture,
+            metavar="FILE.svg|png",
+            help="Draw it to this file, over what is there.",
+        ),
+    ] = None,
+) -> None:
+    """Measure the trackers side by side, in under a minute.
+
+    This project's tracker by name, by handle, through the drop-in class and without its compiled
+    extension; PyTorch's class, or where PyTorch is not installed the same algorithm in our own
+    words ("textbook"), bare and behind a lock; and, where it is installed, one made of cereggii's
+    atomic integers. All in one process, in turns. Ratios hold on other machines, times do not.
+
+    Leave the machine alone meanwhile. The exit status is 0, whatever the verdicts.
+    """
+    out = console()
+    with out.status("Importing..."):
+        from kineto_step_tracker import bench as logic
+    with (_bar if out.is_interactive else _lines)(out) as watch:
+        report = logic.run(quick, watch)
+    _conclude(out, report)
+    if json_file is not None:
+        with writing(json_file):
+            json_file.write_text(report.to_json())
+    if plot is not None:
+        from kineto_step_tracker.bench.drawing import draw
+
+        with writing(plot):
+            draw(report, plot)
+
+
+@contextmanager
+def _lines(out: Console) -> Iterator[Callable[[logic.Progress], None]]:
+    doing = ""
+
+    def watch(progress: logic.Progress) -> None:
+        nonlocal doing
+        if progress.doing != doing:
+            doing = progress.doing
+            say(out, f"{progress.share:4.0%}: {doing}")
+
+    yield watch
+
+
+@contextmanager
+def _bar(out: Console) -> Iterator[Callable[[logic.Progress], None]]:
+    # Refreshed between measurements only: a thread that does it would be measured too.
+    columns = TextColumn("{task.percentage:3.0f} %"), BarColumn(None)
+    with Progress(
+        *columns,
+        TextColumn("{task.description}"),
+        console=out,
+        expand=True,
+        transient=True,
+        auto_refresh=False,
+    ) as progress_bar:
+        task = progress_bar.add_task("starting", total=1)
+        drawn = monotonic()
+
+        def watch(progress: logic.Progress) -> None:
+            nonlocal drawn
+            if monotonic() - drawn > 0.1:
+                drawn = monotonic()
+                progress_bar.update(task, completed=progress.share, description=progress.doing)
+                progress_bar.refresh()
+
+        yield watch
+
+
+def _conclude(out: Console, report: Report) -> None:
+    from kineto_step_tracker.bench import Question
+
+    out.print()
+    out.print(
+        _table(
+            report,
+            "time a step",
+            "s",
+            {
+                f"{heading}\n{grouped(x)} requester{'' if x == 1 else 's'}": (question, x)
+                for heading, question, x in (
+                    ("no rise", Question.NO_RISE, 4),
+                    ("rise, C", Question.RISE, 1),
+                    ("rise, C", Question.RISE, 1_000),
+                    ("rise, Python", Question.RISE_PYTHON, 1),
+                )
+            },
+        )
+    )
+    for title, question in (
+        ("steps a second, threads that share a requester, every step a rise", Question.SHARED),
+        ("steps a second, threads with a requester each, no rise", Question.BEHIND),
+    ):
+        xs = sorted({key.x for key in report.values if key.question is question})
+        columns = {f"{x} thread{'' if x == 1 else 's'}": (question, x) for x in xs}
+        out.print()
+        out.print(_table(report, title, "", columns))
+    out.print()
+    out.print(_verdicts(report))
+    ran_on = ", ".join(f"{what} {which}" for what, which in report.environment.items())
+    say(out, f"{ran_on}; {report.seconds:.0f} s.")
+
+
+def _table(
+    report: Report, title: str, unit: str, columns: dict[str, tuple[Question, int]]
+) -> Table:
+    """Return medians, a contender a row."""
+    from kineto_step_tracker.bench.contenders import Contender
+    from kineto_step_tracker.bench.report import Key, human
+
+    table = Table(title, box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for contender in Contender:
+        keys = [Key(question, contender, x) for question, x in columns.values()]
+        if any(key in report.values for key in keys):
+            table.add_row(
+                contender,
+                *(
+                    human(report.spread(key).median, unit) if key in report.values else ""
+                    for key in keys
+                ),
+            )
+    return table
+
+
+def _verdicts(report: Report) -> Table:
+    from kineto_step_tracker.bench import verdicts
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("target")
+    table.add_column("measured", justify="right")
+    table.add_column("quartiles", justify="right")
+    table.add_column("wanted", justify="right")
+    table.add_column("")
+    for verdict in verdicts(report):
+        target, measured = verdict.target, verdict.measured
+        if measured is None:
+            table.add_row(target.text, "not here", "", target.wanted, "")
+            continue
+        word, style = ("met", "green") if verdict.met else ("missed", "bold red")
+        table.add_row(
+            target.text,
+            target.shown(measured.median),
+            f"{target.shown(measured.low)} to {target.shown(measured.high)}",
+            target.wanted,
+            Text(word, style),
+        )
+    return table
