@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -46,9 +43,6 @@ def run_together(*works: Callable[[], object]) -> None:
         raise errors[0]
 
 
-SOURCES = Path(__file__).parents[1] / "src" / "kineto_step_tracker"
-
-
 class PlainAtomics(ModuleType):
     """Stands in for ``atomics``, for one thread: fast, and also where that cannot be installed."""
 
@@ -73,25 +67,6 @@ class PlainAtomics(ModuleType):
             if success:
                 self._value = desired
             return SimpleNamespace(success=success)
-
-
-def load_portable(atomics: ModuleType) -> tuple[ModuleType, ModuleType]:
-    """The portable substrate and tracker, from their ``.py`` files, whatever was built."""
-    substrate, tracker = ModuleType("portable_atomic"), ModuleType("portable_tracker")
-    instead = {
-        "atomics": atomics,
-        "kineto_step_tracker": SimpleNamespace(_atomic=substrate),
-        "kineto_step_tracker._atomic": substrate,
-    }
-
-    def import_(name: str, *how: Any) -> Any:
-        return instead[name] if name in instead else builtins.__import__(name, *how)
-
-    for module, file in ((substrate, "_atomic.py"), (tracker, "tracker.py")):
-        vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
-        source = (SOURCES / file).read_text()
-        exec(compile(source, str(SOURCES / file), "exec"), vars(module))
-    return substrate, tracker
 
 
 def repetitions(native: int, portable: int | None = None) -> int:

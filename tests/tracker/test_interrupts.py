@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from kineto_step_tracker import StepTracker
-from tests.conftest import PlainAtomics, load_portable, repetitions
+from kineto_step_tracker.bench.portable import load_portable
+from tests.conftest import PlainAtomics, repetitions
 
 See = Callable[[CodeType, int], object]
 

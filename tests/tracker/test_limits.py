@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from kineto_step_tracker import StepTracker
-from tests.conftest import Journal, PlainAtomics, load_portable, repetitions, run_together
+from kineto_step_tracker.bench.portable import load_portable
+from tests.conftest import Journal, PlainAtomics, repetitions, run_together
 
 LARGEST = 2**62  # that start may be; half of what a cell can hold is left to count in
 

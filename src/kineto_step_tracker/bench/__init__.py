@@ -68,6 +68,7 @@ def run(quick: bool = False, watch: Callable[[Progress], object] = lambda progre
 
     Raises:
         TypeError: ``quick`` is not a bool, or ``watch`` is not callable.
+        RuntimeError: the tracker is installed in PyTorch, whose class then is no other's.
 
     Not thread-safe: one run at a time, and nothing else meanwhile.
     """
@@ -75,6 +76,12 @@ def run(quick: bool = False, watch: Callable[[Progress], object] = lambda progre
         raise TypeError(f"quick must be a bool, not {quick!r}")
     if not callable(watch):
         raise TypeError(f"watch must be callable, not {watch!r}")
+    ours = sys.modules.get("kineto_step_tracker.pytorch")
+    if ours is not None and ours.is_installed():
+        raise RuntimeError(
+            "the tracker is installed in PyTorch, so that there is nothing to compare it with: "
+            "call kineto_step_tracker.pytorch.uninstall() first"
+        )
     began = perf_counter()
     parts = _parts(quick)
     total = sum(part.seconds for part in parts)

@@ -53,6 +53,12 @@ class Work:
         exec(source, space)
         return space["loop"]  # type: ignore[no-any-return]
 
+    def time(self, times: int) -> float:
+        """Return the seconds that so many executions take, in the context made by ``around``."""
+        loop = self.loop()
+        with self.around():
+            return loop(times)
+
 
 def in_turns(
     works: Mapping[_Key, Work],
@@ -103,6 +109,7 @@ def throughput(makers: Sequence[Callable[[], Work]], seconds: float) -> float:
     """Return how many executions a second all threads together reach, one work a thread.
 
     Each thread makes its work itself, all begin together, and each goes on for so many seconds.
+    The caller has entered the context that the works need.
     """
     barrier = threading.Barrier(len(makers))
     laps: list[tuple[float, float, int]] = []
@@ -112,15 +119,14 @@ def throughput(makers: Sequence[Callable[[], Work]], seconds: float) -> float:
         try:
             work = make()
             loop, lap, times = work.loop(), 16, 0
-            with work.around():
-                barrier.wait()
-                now = began = perf_counter()
-                while now < began + seconds:
-                    took = loop(lap)
-                    times += lap
-                    if took < _LAP:
-                        lap *= 2
-                    now = perf_counter()
+            barrier.wait()
+            now = began = perf_counter()
+            while now < began + seconds:
+                took = loop(lap)
+                times += lap
+                if took < _LAP:
+                    lap *= 2
+                now = perf_counter()
             laps.append((began, now, times))
         except BaseException as error:
             errors.append(error)
@@ -128,8 +134,12 @@ def throughput(makers: Sequence[Callable[[], Work]], seconds: float) -> float:
 
     threads = [threading.Thread(target=run, args=(make,)) for make in makers]
     with without_collections():
-        for thread in threads:
-            thread.start()
+        try:
+            for thread in threads:
+                thread.start()
+        except BaseException:
+            barrier.abort()
+            raise
         for thread in threads:
             thread.join()
     if errors:

@@ -225,9 +225,11 @@ def _drop_in(requesters: Sequence[str], rising: bool, callback: Callback) -> Ite
         KinetoStepTracker.init_step_count(name)
     if not rising:
         KinetoStepTracker._step_dict["far ahead"] = _FAR
-    with kineto_step(callback):
-        yield
-    KinetoStepTracker.reset()
+    try:
+        with kineto_step(callback):
+            yield
+    finally:
+        KinetoStepTracker.reset()
 
 
 @contextmanager

@@ -24,22 +24,24 @@ import kineto_step_tracker
 took = time.perf_counter() - began
 print(json.dumps([took, "torch" in sys.modules, "atomics" in sys.modules]))
 """
+# The names are interned before, as otherwise it depends on their number whether Python's table of
+# all interned strings grows just then.
 _REGISTER = """
-import json, tracemalloc
+import json, sys, tracemalloc
 from kineto_step_tracker import StepTracker
 from kineto_step_tracker.textbook import TextbookStepTracker
+names = [sys.intern(f"Optimizer#{{number}}") for number in range({requesters})]
 tracker = {tracker}()
 tracemalloc.start()
-before, _ = tracemalloc.get_traced_memory()
-for number in range({requesters}):
-    tracker.init_step_count(f"Optimizer#{{number}}")
-after, _ = tracemalloc.get_traced_memory()
-print(json.dumps([(after - before) / {requesters}]))
+for name in names:
+    tracker.init_step_count(name)
+taken, _ = tracemalloc.get_traced_memory()
+print(json.dumps([(taken + sum(map(sys.getsizeof, names))) / {requesters}]))
 """
 
 
 def measure(turns: int, watch: Callable[[float], object]) -> dict[Key, list[float]]:
-    """Return seconds for the import, and bytes for one of many requesters, its name included."""
+    """Return seconds for the import, and bytes for one of many requesters."""
     key, needless = Key(Question.IMPORT, PACKAGE, 0), Key(Question.NEEDLESS, PACKAGE, 0)
     found: dict[Key, list[float]] = {key: [], needless: []}
     _results(_IMPORT)  # from the disk
@@ -48,13 +50,20 @@ def measure(turns: int, watch: Callable[[float], object]) -> dict[Key, list[floa
         found[key].append(seconds)
         found[needless].append(torch + (atomics and backend == "native"))
         watch((turn + 1) / turns)
-    for contender, tracker in (
-        (Contender.NAME, "StepTracker"),
-        (Contender.TEXTBOOK, "TextbookStepTracker"),
-    ):
-        program = _REGISTER.format(tracker=tracker, requesters=_REQUESTERS)
-        found[Key(Question.MEMORY, contender, _REQUESTERS)] = _results(program)
-    return found
+    return found | memory(_REQUESTERS)
+
+
+def memory(requesters: int) -> dict[Key, list[float]]:
+    """Return the bytes that one of so many requesters takes, its name included."""
+    return {
+        Key(Question.MEMORY, contender, requesters): _results(
+            _REGISTER.format(tracker=tracker, requesters=requesters)
+        )
+        for contender, tracker in (
+            (Contender.NAME, "StepTracker"),
+            (Contender.TEXTBOOK, "TextbookStepTracker"),
+        )
+    }
 
 
 def _results(program: str) -> list[float]:

@@ -21,7 +21,7 @@ import torch.profiler
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from kineto_step_tracker import pytorch
+from kineto_step_tracker import KinetoStepTracker, pytorch
 from kineto_step_tracker.bench.clocks import Work, in_turns, without_collections
 from kineto_step_tracker.bench.contenders import Callback, Hook, kineto_step
 from kineto_step_tracker.bench.report import Key, Question
@@ -42,6 +42,8 @@ def measure(turns: int, watch: Callable[[float], object]) -> dict[Key, list[floa
     with ExitStack() as afterwards:
         afterwards.callback(torch.set_num_threads, threads)
         afterwards.callback(_hooks.update, _hooks.copy())
+        afterwards.callback(_hooks.clear)
+        afterwards.enter_context(_counts_as_they_were())
         torch.set_num_threads(1)
         _hooks.clear()
         for done, (question, number, make) in enumerate(
@@ -57,6 +59,19 @@ def measure(turns: int, watch: Callable[[float], object]) -> dict[Key, list[floa
                 iterate, number, turns, partial(_watch_quarter, watch, 2 * done + 1)
             )
     return found
+
+
+@contextmanager
+def _counts_as_they_were() -> Iterator[None]:
+    stock = torch.autograd.profiler.KinetoStepTracker
+    step, counts = stock._current_step, stock._step_dict.copy()
+    try:
+        yield
+    finally:
+        stock._current_step = step
+        stock._step_dict.clear()
+        stock._step_dict.update(counts)
+        KinetoStepTracker.reset()
 
 
 def _watch_quarter(watch: Callable[[float], object], done: int, share: float) -> None:

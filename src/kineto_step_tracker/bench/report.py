@@ -120,6 +120,17 @@ class Report:
         return cls(**found)
 
 
+def in_words(key: Key, values: Iterable[float]) -> str:
+    """Return one line that says what was measured: the median and the quartiles.
+
+    >>> in_words(Key(Question.NO_RISE, "by name", 4), [22e-9, 24e-9, 26e-9])
+    'a step that is no rise, 4: by name 24 ns (23 ns to 25 ns)'
+    """
+    spread, unit = Spread.of(values), key.question.unit.removeprefix("1")
+    median, low, high = (human(value, unit) for value in (spread.median, spread.low, spread.high))
+    return f"{key.question}, {key.x}: {key.contender} {median} ({low} to {high})"
+
+
 def human(value: float, unit: str) -> str:
     """Return two or three digits of a value above 0, with a prefix: 8.3 µs, 23 ns, 20 M.
 

@@ -54,12 +54,20 @@ class Verdict:
 
     @property
     def met(self) -> bool | None:
+        """Whether the median is on the right side of the bound."""
         return self._within(1)
 
     @property
     def grossly_missed(self) -> bool:
         """Whether it is off by more than a factor of two, which no noise explains."""
         return self._within(2) is False
+
+    def __str__(self) -> str:
+        if self.measured is None:
+            return f"{self.target.text}: not measured"
+        median = self.target.shown(self.measured.median)
+        word = "met" if self.met else "missed"
+        return f"{self.target.text}: {median}, wanted {self.target.wanted}: {word}"
 
     def _within(self, slack: float) -> bool | None:
         if self.measured is None:

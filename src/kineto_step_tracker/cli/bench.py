@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kineto_step_tracker.cli import needing
 from kineto_step_tracker.cli.options import new_file, writing
-from kineto_step_tracker.cli.terminal import console, grouped, say
+from kineto_step_tracker.cli.terminal import console, grouped, say, tabulate
 
 if TYPE_CHECKING:
     from kineto_step_tracker import bench as logic
@@ -71,7 +71,7 @@ def bench(
     out = console()
     with out.status("Importing..."):
         from kineto_step_tracker import bench as logic
-    with (_bar if out.is_interactive else _lines)(out) as watch:
+    with (_bar if out.is_interactive else _lines)(out) as watch, needing("torch"):
         report = logic.run(quick, watch)
     _conclude(out, report)
     if json_file is not None:
@@ -125,23 +125,17 @@ def _bar(out: Console) -> Iterator[Callable[[logic.Progress], None]]:
 def _conclude(out: Console, report: Report) -> None:
     from kineto_step_tracker.bench import Question
 
-    out.print()
-    out.print(
-        _table(
-            report,
-            "time a step",
-            "s",
-            {
-                f"{heading}\n{grouped(x)} requester{'' if x == 1 else 's'}": (question, x)
-                for heading, question, x in (
-                    ("no rise", Question.NO_RISE, 4),
-                    ("rise, C", Question.RISE, 1),
-                    ("rise, C", Question.RISE, 1_000),
-                    ("rise, Python", Question.RISE_PYTHON, 1),
-                )
-            },
+    columns = {
+        f"{heading}\n{grouped(x)} requester{'' if x == 1 else 's'}": (question, x)
+        for heading, question, x in (
+            ("no rise", Question.NO_RISE, 4),
+            ("rise, C", Question.RISE, 1),
+            ("rise, C", Question.RISE, 1_000),
+            ("rise, Python", Question.RISE_PYTHON, 1),
         )
-    )
+    }
+    out.print()
+    tabulate(out, _table(report, "time a step", "s", columns))
     for title, question in (
         ("steps a second, threads that share a requester, every step a rise", Question.SHARED),
         ("steps a second, threads with a requester each, no rise", Question.BEHIND),
@@ -149,9 +143,10 @@ def _conclude(out: Console, report: Report) -> None:
         xs = sorted({key.x for key in report.values if key.question is question})
         columns = {f"{x} thread{'' if x == 1 else 's'}": (question, x) for x in xs}
         out.print()
-        out.print(_table(report, title, "", columns))
+        tabulate(out, _table(report, title, "", columns))
     out.print()
-    out.print(_verdicts(report))
+    tabulate(out, _verdicts(report))
+    out.print()
     ran_on = ", ".join(f"{what} {which}" for what, which in report.environment.items())
     say(out, f"{ran_on}; {report.seconds:.0f} s.")
 

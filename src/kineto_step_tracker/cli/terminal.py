@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 
@@ -32,6 +34,18 @@ def say(to: Console, text: str, style: str = "", indent: int = 0) -> None:
         break_on_hyphens=False,
     )
     to.print(wrapped, style=style, soft_wrap=True)
+
+
+def tabulate(to: Console, table: Table) -> None:
+    """Print a table: to a terminal's width, elsewhere as wide as it likes and without padding."""
+    if to.is_interactive:
+        to.print(table)
+        return
+    wide = Console(file=io.StringIO(), width=1_000)
+    with wide.capture() as capture:
+        wide.print(table)
+    for line in capture.get().splitlines():
+        to.print(line.rstrip(), soft_wrap=True)
 
 
 def bars(to: Console, rows: Sequence[tuple[str, int, str, str]]) -> None:
