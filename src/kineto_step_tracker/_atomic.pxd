@@ -53,10 +53,27 @@ cdef extern from *:
         Py_INCREF(Py_None);
         return Py_None;
     }
+
+    // The value, or NULL. With the GIL nobody else runs before the caller is done with it, and
+    // to borrow it saves a twentieth of a step.
+    #ifdef Py_GIL_DISABLED
+    static CYTHON_INLINE int kst_dict_hold(PyObject *dict, PyObject *key, PyObject **value) {
+        return PyDict_GetItemRef(dict, key, value);
+    }
+    #define kst_let_go(value) Py_DECREF(value)
+    #else
+    static CYTHON_INLINE int kst_dict_hold(PyObject *dict, PyObject *key, PyObject **value) {
+        *value = PyDict_GetItemWithError(dict, key);
+        return *value == NULL && PyErr_Occurred() ? -1 : 0;
+    }
+    #define kst_let_go(value) ((void)(value))
+    #endif
     """
     # The dict by pointer: for an object, Cython takes a reference during the call, and threads
     # that count in separate cells would meet at the dict's reference count.
     AtomicInt64 kst_dict_find(PyObject *cells, object name)
+    int kst_dict_hold(PyObject *cells, PyObject *name, PyObject **cell) except -1
+    void kst_let_go(PyObject *cell)
 
 
 @cython.final
@@ -65,6 +82,15 @@ cdef class CellMap:
 
     cdef inline AtomicInt64 find(self, object name):
         return kst_dict_find(<PyObject *>self._cells, name)
+
+    cdef inline int64_t add(self, object name, int64_t amount) except? -1:
+        cdef PyObject *cell = NULL
+        kst_dict_hold(<PyObject *>self._cells, <PyObject *>name, &cell)
+        if cell is NULL:
+            return 0
+        amount = (<AtomicInt64>cell).add(amount)
+        kst_let_go(cell)
+        return amount
 
     cpdef AtomicInt64 find_or_add(self, str name, AtomicInt64 cell)
     cpdef int discard(self, str name, AtomicInt64 cell) except -1

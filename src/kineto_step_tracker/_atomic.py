@@ -2,7 +2,7 @@
 
 The native twin is ``_atomic.pyx``; where that was built, Python imports it instead of this
 file, because an extension module wins over a ``.py`` of the same name. Both offer the same
-six names, and nothing else in the package touches an atomic, the dictionary of cells or a
+seven names, and nothing else in the package touches an atomic, the dictionary of cells or a
 thread's identity. Every operation is one indivisible step, sequentially consistent unless it says
 less, and may be interrupted by a signal handler, a finaliser or a fork without harm.
 """
@@ -61,7 +61,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class CellMap:
-    """Names and their cells: a dict whose every operation is one indivisible step."""
+    """Names and their cells: a dict whose every operation, but for `add`, is one step."""
 
     __slots__ = ("_cells",)
 
@@ -70,6 +70,11 @@ class CellMap:
 
     def find(self, name: str) -> AtomicInt64 | None:
         return self._cells.get(name)
+
+    def add(self, name: str, amount: int) -> int:
+        """Find the cell that the name has, add to it, and return the sum; 0 if it has none."""
+        cell = self._cells.get(name)
+        return 0 if cell is None else cell.add(amount)
 
     def find_or_add(self, name: str, cell: AtomicInt64) -> AtomicInt64:
         """The cell that the name has; ``cell``, now added, if it had none."""
@@ -89,6 +94,9 @@ class CellMap:
 
 
 thread_ident = threading.get_ident
+
+# Of a dict that threads share, with str keys.
+dict_get = dict.get
 
 
 def defer_reference_counts(shared: object) -> None:

@@ -8,6 +8,8 @@ the middle, so that neither a signal handler nor a fork ever sees half of one.
 
 import os
 
+from cpython.object cimport PyObject
+
 cdef extern from *:
     """
     // With the GIL, the two steps of CellMap.discard() are one already.
@@ -52,6 +54,7 @@ cdef extern from *:
     void kst_free_dead_lock(object shared)
     void kst_defer_reference_counts(object shared)
     void kst_keep_for_ever(object shared)
+    object kst_dict_value "kst_dict_find" (PyObject *shared, object name)
 
 backend = "native"
 
@@ -111,3 +114,10 @@ cdef int defer_reference_counts(object shared) except -1:
 def keep_for_ever(shared):
     kst_keep_for_ever(shared)
     return shared
+
+
+def dict_get(dict shared, name):
+    # On free-threaded 3.13 the method get() locks the dict. The look-up in it does without, but
+    # if it meets another string that this thread cannot take a reference to, it locks the dict
+    # once more, and to wait for itself takes it 16 microseconds.
+    return kst_dict_value(<PyObject *>shared, name)

@@ -28,7 +28,7 @@ step_kineto = True
 
 def _on_step(step: int) -> None:
     """Call Kineto's ``step()`` where PyTorch is loaded, by the name that PyTorch's class uses."""
-    profiler = sys.modules.get("torch.autograd.profiler")
+    profiler = _atomic.dict_get(sys.modules, "torch.autograd.profiler")
     if step_kineto and profiler is not None:
         # None while PyTorch is still being imported.
         kineto = getattr(profiler, "_kineto_step", None)

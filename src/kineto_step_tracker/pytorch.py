@@ -372,10 +372,14 @@ def _count(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if _is_dynamo_compiling():
         torch.ops.kineto_step_tracker.increment_step(_name_of(optimizer))
         return
-    handle = _handles.get(id(optimizer))
+    try:
+        # No get(): on free-threaded 3.13 that can take microseconds (see _atomic.pyx).
+        handle: Requester | None = _handles[id(optimizer)]
+    except KeyError:
+        handle = None
     if handle is not None and handle._count_if_registered():
         return
-    claim = _claims.get(id(optimizer)) or _claim(optimizer)
+    claim = _claim_of(optimizer)
     if claim.nests and not _is_outermost(optimizer, sys._getframe(1)):
         return
     if claim.requester is None or not claim.requester._count_if_registered():
@@ -383,7 +387,14 @@ def _count(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _name_of(optimizer: Optimizer) -> str:
-    return (_claims.get(id(optimizer)) or _claim(optimizer)).name
+    return _claim_of(optimizer).name
+
+
+def _claim_of(optimizer: Optimizer) -> _Claim:
+    try:
+        return _claims[id(optimizer)]
+    except KeyError:
+        return _claim(optimizer)
 
 
 def _register(claim: _Claim) -> Requester:

@@ -20,7 +20,7 @@ cdef class StepTracker:
     cdef AtomicInt64 _dispatched
     cdef AtomicInt64 _baton
 
-    @cython.locals(cell=AtomicInt64, count=int64_t)
+    @cython.locals(count=int64_t)
     cpdef int64_t increment_step(self, object requester) except -1
     @cython.locals(cell=AtomicInt64, count=int64_t, step=int64_t)
     cpdef object init_step_count(self, object requester)

@@ -143,8 +143,7 @@ class StepTracker:
         """
         if type(requester) is not str:
             return self.increment_step(_plain_name(requester))
-        cell = self._cells.find(requester)
-        count = 0 if cell is None else cell.add(1)
+        count = self._cells.add(requester, 1)
         if count <= 0:
             count = self._count_afresh(requester)
         return self._reach(count)

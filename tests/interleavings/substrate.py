@@ -52,6 +52,10 @@ class CellMap:
         scheduler.turn().reads(bit(("find", name)), name, "find", name in self._cells)
         return self._cells.get(name)
 
+    def add(self, name: str, amount: int) -> int:
+        cell = self.find(name)
+        return 0 if cell is None else cell.add(amount)
+
     def find_or_add(self, name: str, cell: AtomicInt64) -> AtomicInt64:
         event = scheduler.turn()
         if name in self._cells:
