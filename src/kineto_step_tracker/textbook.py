@@ -47,7 +47,7 @@ class TextbookStepTracker:
     def increment_step(self, requester: str) -> int:
         """Count one step for the requester, and return the global step."""
         if requester not in self._counts:
-            self.init_step_count(requester)
+            self._counts[requester] = self._step
         self._counts[requester] += 1
         highest = max(self._counts.values())
         if highest > self._step:
