@@ -141,6 +141,16 @@ def _of_the_gil(report: Report) -> list[Target]:
             Key(Question.SHARED, name, 4),
             Key(Question.SHARED, Contender.LOCKED, 4),
         ),
+        # That what stands in for PyTorch's class, where that is not there, does not flatter us.
+        *(
+            _at_most(
+                1.25,
+                f"check: textbook's time of PyTorch's class, {what}",
+                Key(question, Contender.TEXTBOOK, requesters),
+                Key(question, Contender.PYTORCH, requesters),
+            )
+            for what, question, requesters in (("no rise", no_rise, 4), ("rise", rise, 1))
+        ),
     ]
 
 

@@ -138,12 +138,17 @@ def _conclude(out: Console, report: Report) -> None:
     tabulate(out, _table(report, "time a step", "s", columns))
     for title, question in (
         ("steps a second, threads that share a requester, every step a rise", Question.SHARED),
+        ("steps a second, threads with a requester each, who is first rises", Question.SEPARATE),
         ("steps a second, threads with a requester each, no rise", Question.BEHIND),
     ):
         xs = sorted({key.x for key in report.values if key.question is question})
         columns = {f"{x} thread{'' if x == 1 else 's'}": (question, x) for x in xs}
         out.print()
         tabulate(out, _table(report, title, "", columns))
+    columns = {"1 optimizer": (Question.HOOK, 1), "300 optimizers": (Question.HOOK, 300)}
+    if any(key.question is Question.HOOK for key in report.values):
+        out.print()
+        tabulate(out, _table(report, "time in the hook, in a training step", "s", columns))
     out.print()
     tabulate(out, _verdicts(report))
     out.print()
@@ -155,13 +160,13 @@ def _table(
     report: Report, title: str, unit: str, columns: dict[str, tuple[Question, int]]
 ) -> Table:
     """Return medians, a contender a row."""
-    from kineto_step_tracker.bench.contenders import Contender
+    from kineto_step_tracker.bench.contenders import Contender, Hook
     from kineto_step_tracker.bench.report import Key, human
 
     table = Table(title, box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for heading in columns:
         table.add_column(heading, justify="right")
-    for contender in Contender:
+    for contender in (*Contender, *Hook):
         keys = [Key(question, contender, x) for question, x in columns.values()]
         if any(key in report.values for key in keys):
             table.add_row(
