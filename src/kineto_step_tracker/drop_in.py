@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import MutableMapping
 
-from kineto_step_tracker import _atomic
+from kineto_step_tracker._atomic import dict_get, keep_for_ever
 from kineto_step_tracker.tracker import StepTracker, _checked_step, _plain_name
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ step_kineto = True
 
 def _on_step(step: int) -> None:
     """Call Kineto's ``step()`` where PyTorch is loaded, by the name that PyTorch's class uses."""
-    profiler = _atomic.dict_get(sys.modules, "torch.autograd.profiler")
+    profiler = dict_get(sys.modules, "torch.autograd.profiler")
     if step_kineto and profiler is not None:
         # None while PyTorch is still being imported.
         kineto = getattr(profiler, "_kineto_step", None)
@@ -229,10 +229,10 @@ class KinetoStepTracker(metaclass=_DropInType):
 
     __slots__ = ()
 
-    init_step_count = _atomic.keep_for_ever(_tracker.init_step_count)
-    erase_step_count = _atomic.keep_for_ever(_tracker.erase_step_count)
-    increment_step = _atomic.keep_for_ever(_tracker.increment_step)
-    current_step = _atomic.keep_for_ever(_tracker.current_step)
-    step_counts = _atomic.keep_for_ever(_tracker.step_counts)
-    requester = _atomic.keep_for_ever(_tracker.requester)
-    reset = _atomic.keep_for_ever(_tracker.reset)
+    init_step_count = keep_for_ever(_tracker.init_step_count)
+    erase_step_count = keep_for_ever(_tracker.erase_step_count)
+    increment_step = keep_for_ever(_tracker.increment_step)
+    current_step = keep_for_ever(_tracker.current_step)
+    step_counts = keep_for_ever(_tracker.step_counts)
+    requester = keep_for_ever(_tracker.requester)
+    reset = keep_for_ever(_tracker.reset)
