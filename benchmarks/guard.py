@@ -1,4 +1,4 @@
-"""Has a ratio been lost? Fails where a target is missed by more than a factor of two.
+"""Has a ratio been lost? Fails where a target is missed grossly, by a factor of two or three.
 
     python benchmarks/guard.py
 

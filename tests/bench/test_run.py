@@ -349,5 +349,5 @@ def test_nothing_of_an_iteration_is_timed_but_its_hooks(
     monkeypatch.setattr(in_use.bench, "perf_counter", lambda: now)
     in_use.hooks.clear()
     in_use.hooks[7] = spend
-    assert in_use.bench._in_the_hook(iterate, 5) == 2 * (1 + 2)
+    assert in_use.bench.time_in_the_hook(iterate, 5) == 2 * (1 + 2)
     assert in_use.hooks == {7: spend}

@@ -63,11 +63,14 @@ def test_the_bound_itself_meets_it_and_what_is_worse_misses_it(
 
 
 @every_target
-def test_it_is_grossly_missed_beyond_a_factor_of_two(target: Target, free_threaded: bool) -> None:
+def test_it_is_grossly_missed_beyond_its_slack(target: Target, free_threaded: bool) -> None:
+    assert target.slack >= 2
     if target.at_least:
-        limit, beyond = target.bound / 2, math.nextafter(target.bound / 2, 0)
+        limit = target.bound / target.slack
+        beyond = math.nextafter(limit, 0)
     else:
-        limit, beyond = target.bound * 2, math.nextafter(target.bound * 2, math.inf)
+        limit = target.bound * target.slack
+        beyond = math.nextafter(limit, math.inf)
     assert not verdict_on(target, measuring(target, limit), free_threaded).grossly_missed
     verdict = verdict_on(target, measuring(target, beyond), free_threaded)
     assert verdict.met is False
@@ -130,7 +133,9 @@ def stocks(found: Iterable[Target]) -> set[str]:
 
 def test_the_textbook_stands_in_where_pytorchs_class_was_not_measured() -> None:
     measured = {Key(Question.NO_RISE, Contender.PYTORCH, 4): [1.0]}
-    assert stocks(targets(measured)) == {Contender.PYTORCH}
+    checks = [target for target in targets(measured) if target.text.startswith("check: ")]
+    assert len(checks) == 2, "that the textbook costs what PyTorch's class does"
+    assert stocks(set(targets(measured)) - set(checks)) == {Contender.PYTORCH}
     assert stocks(targets({})) == {Contender.TEXTBOOK}
     for values, stock in ((measured, Contender.PYTORCH), ({}, Contender.TEXTBOOK)):
         named = [target.text for target in targets(values) if "faster than" in target.text]

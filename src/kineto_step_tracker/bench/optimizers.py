@@ -47,7 +47,7 @@ def measure(turns: int, watch: Callable[[float], object]) -> dict[Key, list[floa
         torch.set_num_threads(1)
         _hooks.clear()
         for done, (question, number, make) in enumerate(
-            ((Question.OPTIMIZER, 1, _one_optimizer), (Question.BACKWARD, MANY, _many_optimizers))
+            ((Question.OPTIMIZER, 1, _one_optimizer), (Question.BACKWARD, MANY, many_optimizers))
         ):
             iterate = make()
             works = {
@@ -85,7 +85,7 @@ def _one_optimizer() -> Callable[[], object]:
     return optimizer.step
 
 
-def _many_optimizers() -> Callable[[], None]:
+def many_optimizers() -> Callable[[], None]:
     """Return a forward and a backward in which each parameter's own optimizer steps."""
     weights: list[torch.Tensor] = [torch.nn.Parameter(torch.ones(1)) for _ in range(MANY)]
 
@@ -114,7 +114,7 @@ def _hooks_alone(
     for turn in range(turns):
         for hook in hooks:
             with _CONTEXTS[hook](), without_collections():
-                seconds[hook].append(_in_the_hook(iterate, _STEPS_A_TURN // number))
+                seconds[hook].append(time_in_the_hook(iterate, _STEPS_A_TURN // number))
         watch((turn + 1) / turns)
     return {
         Key(Question.HOOK, hook, number): [
@@ -124,7 +124,8 @@ def _hooks_alone(
     }
 
 
-def _in_the_hook(iterate: Callable[[], object], iterations: int) -> float:
+def time_in_the_hook(iterate: Callable[[], object], iterations: int) -> float:
+    """Return the seconds of an iteration in the only hook there is: the median of so many."""
     ((number, hook),) = _hooks.items()
     total = 0.0
 

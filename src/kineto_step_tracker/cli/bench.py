@@ -143,8 +143,9 @@ def _conclude(out: Console, report: Report) -> None:
     ):
         xs = sorted({key.x for key in report.values if key.question is question})
         columns = {f"{x} thread{'' if x == 1 else 's'}": (question, x) for x in xs}
-        out.print()
-        tabulate(out, _table(report, title, "", columns))
+        if columns:
+            out.print()
+            tabulate(out, _table(report, title, "", columns))
     columns = {"1 optimizer": (Question.HOOK, 1), "300 optimizers": (Question.HOOK, 300)}
     if any(key.question is Question.HOOK for key in report.values):
         out.print()

@@ -1,0 +1,99 @@
+"""Where does the time go that our hook takes in a backward with 300 optimizers?
+
+    python benchmarks/hook_parts.py
+
+Each row is a hook that does one thing more than the one above, timed where it is called. The last
+two count as often, but always for the same optimizer: what they need is still in the caches, which
+shows what the others wait for. Needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from kineto_step_tracker import Requester, StepTracker
+from kineto_step_tracker.bench import optimizers
+from kineto_step_tracker.bench.report import human
+
+Hook = Callable[[Optimizer, object, object], None]
+
+ITERATIONS = 10
+
+tracker = StepTracker()
+only = tracker.requester("only")
+handles: dict[int, Requester] = {}
+is_compiling = torch.compiler.is_dynamo_compiling
+
+
+def make_a_handle(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    handles[id(optimizer)] = tracker.requester(f"SGD#{len(handles)}")
+
+
+def nothing(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    return
+
+
+def ask_whether_it_is_compiled(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    is_compiling()
+
+
+def look_the_handle_up(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    is_compiling()
+    handles[id(optimizer)]
+
+
+def count(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    is_compiling()
+    handles[id(optimizer)].increment()
+
+
+def count_one_by_handle(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    is_compiling()
+    only.increment()
+
+
+def count_one_by_name(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    is_compiling()
+    tracker.increment_step("only")
+
+
+HOOKS = (
+    *(nothing, ask_whether_it_is_compiled, look_the_handle_up, count),
+    *(count_one_by_handle, count_one_by_name),
+)
+
+
+def seconds(hook: Hook, iterate: Callable[[], object], iterations: int) -> float:
+    registered = torch_optimizer.register_optimizer_step_post_hook(hook)
+    try:
+        return optimizers.time_in_the_hook(iterate, iterations)
+    finally:
+        registered.remove()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=15, help="measurements of each hook")
+    turns = parser.parse_args().turns
+    torch.set_num_threads(1)
+    iterate = optimizers.many_optimizers()
+    seconds(make_a_handle, iterate, 1)
+    found: dict[Hook, list[float]] = defaultdict(list)
+    for _ in range(turns):
+        for hook in HOOKS:
+            found[hook].append(seconds(hook, iterate, ITERATIONS))
+    least = median(found[nothing])
+    for hook in HOOKS[1:]:
+        added = (median(found[hook]) - least) / optimizers.MANY
+        print(f"{hook.__name__.replace('_', ' '):28}{human(added, 's'):>8} a hook")
+
+
+if __name__ == "__main__":
+    main()
