@@ -1,0 +1,40 @@
+"""Each file of benchmarks/ runs, here with as few measurements as there can be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+# By file: what it takes besides this package, and options that make it short.
+SHORT = {
+    "increments.py": ("pyperf", ["--debug-single-value", "--quiet"]),
+    "requesters.py": ("pyperf", ["--debug-single-value", "--quiet"]),
+    "start_up.py": ("pyperf", ["--debug-single-value", "--quiet"]),
+    "threads.py": ("rich", ["--turns", "1", "--seconds", "0.001", "--threads", "1", "2"]),
+    "memory.py": ("", []),
+    "optimizers.py": ("torch", ["--turns", "1"]),
+    "hook_parts.py": ("torch", ["--turns", "1"]),
+    "table.py": ("", [str(BENCHMARKS.parent / "docs" / "benchmarks" / "gil.json")]),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_it_runs(name: str) -> None:
+    needed, options = SHORT[name]
+    if needed:
+        pytest.importorskip(needed)
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *options], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 3
+
+
+def test_none_is_left_out() -> None:
+    """But the guard, which tox runs."""
+    assert {path.name for path in BENCHMARKS.glob("*.py")} == {*SHORT, "guard.py"}
