@@ -83,12 +83,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15, help="measurements of each hook")
     turns = parser.parse_args().turns
     torch.set_num_threads(1)
-    iterate = optimizers.many_optimizers()
-    seconds(make_a_handle, iterate, 1)
     found: dict[Hook, list[float]] = defaultdict(list)
-    for _ in range(turns):
-        for hook in HOOKS:
-            found[hook].append(seconds(hook, iterate, ITERATIONS))
+    with optimizers.many_optimizers() as iterate:
+        seconds(make_a_handle, iterate, 1)
+        for _ in range(turns):
+            for hook in HOOKS:
+                found[hook].append(seconds(hook, iterate, ITERATIONS))
     least = median(found[nothing])
     for hook in HOOKS[1:]:
         added = (median(found[hook]) - least) / optimizers.MANY

@@ -116,7 +116,9 @@ def keep_for_ever(shared):
     return shared
 
 
-def dict_get(dict shared, name):
+def dict_get(shared, name):
+    if type(shared) is not dict:
+        return shared.get(name)
     # On free-threaded 3.13 the method get() locks the dict. The look-up in it does without, but
     # if it meets another string that this thread cannot take a reference to, it locks the dict
     # once more, and to wait for itself takes it 16 microseconds.

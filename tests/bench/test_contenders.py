@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,12 +171,26 @@ def test_nothing_is_left_of_a_measurement_that_raises(
     assert what_a_process_has_one_of(profiler) == before
 
 
-def test_where_pytorch_is_not_loaded_nothing_is_put_into_it(
-    monkeypatch: pytest.MonkeyPatch,
+def test_where_pytorch_is_not_loaded_something_stands_in_for_it(
+    monkeypatch: pytest.MonkeyPatch, calls: dict[Callback, int]
 ) -> None:
     monkeypatch.delitem(sys.modules, PROFILER, raising=False)
     with kineto_step(Callback.PYTHON):
-        assert PROFILER not in sys.modules
+        KinetoStepTracker.increment_step("a")
+    assert calls[Callback.PYTHON] == 1
+    assert PROFILER not in sys.modules
+
+
+@pytest.mark.parametrize("error", ["ImportError('no such symbol')", "OSError('no libcudart')"])
+def test_what_cannot_be_imported_is_not_there(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = f"broken_by_{error.partition('(')[0]}"
+    (tmp_path / f"{package}.py").write_text(f"raise {error}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(contenders._NEEDS, Contender.CEREGGII, package)
+    assert not is_there(Contender.CEREGGII)
+    assert contenders.trouble_with(package) in error
 
 
 @pytest.mark.parametrize("callback", Callback)
@@ -241,6 +256,7 @@ def test_a_contender_whose_package_is_missing_is_not_there(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contenders, "backend", "native")
+    monkeypatch.setattr(contenders, "trouble_with", lambda package: "")
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == missing else object()
     )
@@ -257,5 +273,6 @@ def test_on_the_portable_substrate_ours_is_not_timed_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(contenders, "backend", "portable")
+    monkeypatch.setattr(contenders, "trouble_with", lambda package: "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert [contender for contender in Contender if not is_there(contender)] == [Contender.PORTABLE]

@@ -153,3 +153,14 @@ def test_units() -> None:
         "MEMORY": "B",
         "NEEDLESS": "",
     }
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"values": [{}]}', '{"values": []}'])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="text must be what to_json"):
+        Report.from_json(text)
+
+
+@pytest.mark.parametrize("value", [0.0, -1e-9])
+def test_a_time_that_is_none_is_shown_as_none(value: float) -> None:
+    assert human(value, "s") == "0 s"

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from kineto_step_tracker import KinetoStepTracker, backend, bench
-from kineto_step_tracker.bench import footprint, steps, threads
+from kineto_step_tracker.bench import contenders, footprint, steps, threads
 from kineto_step_tracker.bench.contenders import Contender, Hook
 from kineto_step_tracker.bench.report import Key, Question
 
@@ -54,6 +55,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(bench, "_measure_optimizers", pretending(Question.HOOK))
     found = dict.fromkeys(["torch"], SimpleNamespace())
     monkeypatch.setattr(importlib.util, "find_spec", found.get)
+    for module in (bench, contenders):
+        monkeypatch.setattr(module, "trouble_with", lambda package: "")
     return plans
 
 
@@ -66,7 +69,7 @@ def no_torch(plans: object, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_progress_names_each_part_and_rises_to_all(plans: object, quick: bool) -> None:
     told: list[bench.Progress] = []
     bench.run(quick, told.append)
-    assert list(dict.fromkeys(progress.doing for progress in told)) == [*PARTS, "done"]
+    assert list(dict.fromkeys(progress.doing for progress in told)) == ["imports", *PARTS, "done"]
     shares = [progress.share for progress in told]
     assert (shares[0], shares[-1]) == (0, 1)
     assert all(one <= other for one, other in pairwise(shares))
@@ -131,7 +134,7 @@ def test_without_pytorch_its_optimizers_are_no_part(
     told: list[bench.Progress] = []
     bench.run(True, told.append)
     *parts, _ = PARTS
-    assert list(dict.fromkeys(progress.doing for progress in told)) == [*parts, "done"]
+    assert list(dict.fromkeys(progress.doing for progress in told)) == ["imports", *parts, "done"]
     assert Question.HOOK not in {question for question, *_ in plans}
     assert told[-1].share == 1
 
@@ -219,7 +222,7 @@ def test_the_environment_names_what_the_figures_depend_on(monkeypatch: pytest.Mo
 def test_the_processor_is_named_as_well_as_the_system_can(
     cpuinfo: str | None, processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_text(path: Path) -> str:
+    def read_text(path: Path, encoding: str) -> str:
         assert path == Path("/proc/cpuinfo")
         if cpuinfo is None:
             raise FileNotFoundError(path)
@@ -304,7 +307,7 @@ def test_pytorch_is_as_it_was_if_an_iteration_raises(
         if list(in_use.hooks.values()) == registered:
             raise ZeroDivisionError
 
-    monkeypatch.setattr(in_use.bench, "_one_optimizer", lambda: iterate)
+    monkeypatch.setattr(in_use.bench, "_one_optimizer", lambda: nullcontext(iterate))
     before = in_use.parts()
     with pytest.raises(ZeroDivisionError):
         in_use.bench.measure(1, id)

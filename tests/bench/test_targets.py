@@ -90,7 +90,7 @@ def test_of_what_was_not_measured_nothing_is_said(target: Target, free_threaded:
 
 @every_target
 def test_the_median_decides_and_not_the_luckiest_turn(target: Target, free_threaded: bool) -> None:
-    lucky, unlucky = (1e9, 1e-9) if target.at_least else (-1.0, 1e9)
+    lucky, unlucky = (1e9, 1e-9) if target.at_least else (1e-12, 1e9)
     values: Values = {target.over: [lucky, unlucky, unlucky]}
     if target.by is not None:
         values[target.by] = [1.0] * 3
@@ -105,6 +105,15 @@ def test_a_ratio_is_taken_turn_by_turn() -> None:
     verdict = verdict_on(target, {target.over: [10, 1, 100], target.by: [1, 1, 20]})
     assert verdict.measured == Spread.of([10, 1, 5])
     assert verdict.met is False
+
+
+@pytest.mark.parametrize("nothing", [0.0, -1e-9])
+def test_of_a_difference_that_is_none_there_is_no_ratio(nothing: float) -> None:
+    hooks = [target for target in targets({}) if target.over.question is Question.HOOK]
+    for target in hooks:
+        assert target.by is not None
+        for over, by in ((nothing, 1.0), (1.0, nothing)):
+            assert verdict_on(target, {target.over: [over], target.by: [by]}).met is None
 
 
 def test_the_two_builds_have_some_targets_of_their_own_and_some_in_common() -> None:

@@ -16,7 +16,7 @@ from kineto_step_tracker.cli.app import app
 
 from .running import command, on_terminal, plain
 
-PARTS = ["import and memory", "steps on one thread", "steps on several threads"]
+PARTS = ["imports", "import and memory", "steps on one thread", "steps on several threads"]
 # It stands in for the measuring, in a process of its own.
 PRETEND = """
 import time
@@ -313,3 +313,12 @@ def test_a_quick_run_measures_all_and_writes_both_files(tmp_path: Path) -> None:
         assert verdict.measured is None or cells[-1] in ("met", "missed")
         assert with_torch or verdict.target.over.question == Question.HOOK or verdict.measured
     assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
+
+
+def test_one_file_cannot_be_both(measured: list[bool], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = str(tmp_path / "report.svg")
+    done = CliRunner().invoke(app, ["bench", "--json", file, "--plot", file])
+    assert done.exit_code == 2
+    assert "the same file" in done.output
+    assert measured == []

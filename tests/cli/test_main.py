@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.metadata import version
 
 import pytest
@@ -55,6 +56,21 @@ def test_a_broken_extra_is_one_line_too(error: Exception, line: str) -> None:
     assert stopped.value.code == (
         f"kineto-step-tracker: {line}; pip install 'kineto-step-tracker[torch]'"
     )
+
+
+def test_ctrl_c_in_an_import_comes_at_its_end() -> None:
+    """PyTorch's C++ loses it, or dies of it."""
+    before = signal.getsignal(signal.SIGINT)
+    imported = []
+
+    def import_() -> None:
+        signal.raise_signal(signal.SIGINT)
+        imported.append("torch")
+
+    with pytest.raises(KeyboardInterrupt), needing("torch"):
+        import_()
+    assert imported == ["torch"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_while_the_command_is_still_being_imported(

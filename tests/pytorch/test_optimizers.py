@@ -319,6 +319,29 @@ class TestLoops:
         optimizer.step()
         assert current_step() == 2
 
+    def test_an_error_of_kineto_leaves_the_step_that_it_has_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail() -> None:
+            raise KeyError("Kineto")
+
+        pytorch.install(kineto=True)
+        monkeypatch.setattr(torch.autograd.profiler, "_kineto_step", fail)
+        optimizer = sgd()
+        for step in (1, 2):
+            with pytest.raises(KeyError, match="Kineto"):
+                optimizer.step()
+            assert step_counts() == {"SGD#1": step}
+
+    def test_an_optimizer_leaves_nothing_behind(self) -> None:
+        before = len(pytorch._handles), len(pytorch._claims)
+        optimizer = sgd()
+        optimizer.step()
+        assert len(pytorch._handles) == before[0] + 1
+        del optimizer
+        gc.collect()
+        assert (len(pytorch._handles), len(pytorch._claims)) == before
+
 
 class TestOneStepOneCount:
     """PyTorch may run the hooks twice in one step: once in each ``step`` that it has wrapped."""

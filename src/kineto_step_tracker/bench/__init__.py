@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from kineto_step_tracker import backend
 from kineto_step_tracker.bench import footprint, steps, threads
+from kineto_step_tracker.bench.contenders import Contender, is_there, trouble_with
 from kineto_step_tracker.bench.report import Key, Question, Report, Spread
 from kineto_step_tracker.bench.targets import Target, Verdict, verdicts
 
@@ -34,6 +35,7 @@ __all__ = [
     "Spread",
     "Target",
     "Verdict",
+    "import_contenders",
     "run",
     "verdicts",
 ]
@@ -83,6 +85,8 @@ def run(quick: bool = False, watch: Callable[[Progress], object] = lambda progre
             "call kineto_step_tracker.pytorch.uninstall() first"
         )
     began = perf_counter()
+    watch(Progress("imports", 0))
+    import_contenders()
     parts = _parts(quick)
     total = sum(part.seconds for part in parts)
     values: _Values = {}
@@ -121,7 +125,7 @@ def _parts(quick: bool) -> list[_Part]:
             partial(threads.measure, numbers, turns, seconds),
         ),
     ]
-    if importlib.util.find_spec("torch") is not None:
+    if is_there(Contender.PYTORCH):
         parts.append(
             _Part(
                 "PyTorch's optimizers",
@@ -138,6 +142,12 @@ def _measure_optimizers(turns: int, watch: Callable[[float], object]) -> _Values
     return optimizers.measure(turns, watch)
 
 
+def import_contenders() -> None:
+    """Import what is to be timed, so that it is known what there is. `run` does it too."""
+    for contender in Contender:
+        is_there(contender)
+
+
 def environment() -> dict[str, str]:
     """Say on what the package runs in this process, for people who read the figures."""
     gil = "with the GIL" if _gil_enabled() else "without the GIL"
@@ -151,7 +161,7 @@ def environment() -> dict[str, str]:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -159,6 +169,8 @@ def _processor() -> str:
 
 
 def _version(name: str) -> str:
+    if importlib.util.find_spec(name) is not None and (trouble := trouble_with(name)):
+        return f"cannot be imported ({trouble.splitlines()[0]})"
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -71,7 +71,19 @@ def is_there(contender: Contender) -> bool:
     if contender is Contender.PORTABLE and backend == "portable":
         return False  # ours by name is that already
     needed = _NEEDS.get(contender)
-    return needed is None or importlib.util.find_spec(needed) is not None
+    return needed is None or (
+        importlib.util.find_spec(needed) is not None and not trouble_with(needed)
+    )
+
+
+@cache
+def trouble_with(package: str) -> str:
+    """Return why a package that is installed cannot be imported; nothing if it can."""
+    try:
+        importlib.import_module(package)
+    except (ImportError, OSError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 @dataclass(frozen=True)
@@ -234,14 +246,16 @@ def _drop_in(requesters: Sequence[str], rising: bool, callback: Callback) -> Ite
 
 @contextmanager
 def kineto_step(callback: Callback) -> Iterator[None]:
-    """Let PyTorch, where it is loaded, call this instead of Kineto."""
-    profiler: Any = sys.modules.get("torch.autograd.profiler")
+    """Let PyTorch, or what stands in for it where it is not loaded, call this instead of Kineto."""
+    name = "torch.autograd.profiler"
+    profiler: Any = sys.modules.get(name)
     if profiler is None:
-        yield
-        return
-    before = profiler._kineto_step
+        sys.modules[name] = profiler = ModuleType(name)
+    before = getattr(profiler, "_kineto_step", None)
     profiler._kineto_step = _KINETO_STEP[callback]
     try:
         yield
     finally:
         profiler._kineto_step = before
+        if before is None:
+            del sys.modules[name]

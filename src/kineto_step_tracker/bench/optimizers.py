@@ -49,15 +49,15 @@ def measure(turns: int, watch: Callable[[float], object]) -> dict[Key, list[floa
         for done, (question, number, make) in enumerate(
             ((Question.OPTIMIZER, 1, _one_optimizer), (Question.BACKWARD, MANY, many_optimizers))
         ):
-            iterate = make()
-            works = {
-                Key(question, hook, number): Work("iterate()", {"iterate": iterate}, context)
-                for hook, context in _CONTEXTS.items()
-            }
-            found |= in_turns(works, turns, partial(_watch_quarter, watch, 2 * done))
-            found |= _hooks_alone(
-                iterate, number, turns, partial(_watch_quarter, watch, 2 * done + 1)
-            )
+            with make() as iterate:
+                works = {
+                    Key(question, hook, number): Work("iterate()", {"iterate": iterate}, context)
+                    for hook, context in _CONTEXTS.items()
+                }
+                found |= in_turns(works, turns, partial(_watch_quarter, watch, 2 * done))
+                found |= _hooks_alone(
+                    iterate, number, turns, partial(_watch_quarter, watch, 2 * done + 1)
+                )
     return found
 
 
@@ -78,15 +78,17 @@ def _watch_quarter(watch: Callable[[float], object], done: int, share: float) ->
     watch((done + share) / 4)
 
 
-def _one_optimizer() -> Callable[[], object]:
+@contextmanager
+def _one_optimizer() -> Iterator[Callable[[], object]]:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optimizer = AdamW(model.parameters())
     model(torch.ones(1, 16)).sum().backward()
-    return optimizer.step
+    yield optimizer.step
 
 
-def many_optimizers() -> Callable[[], None]:
-    """Return a forward and a backward in which each parameter's own optimizer steps."""
+@contextmanager
+def many_optimizers() -> Iterator[Callable[[], None]]:
+    """Make a forward and a backward in which each parameter's own optimizer steps."""
     weights: list[torch.Tensor] = [torch.nn.Parameter(torch.ones(1)) for _ in range(MANY)]
 
     def stepping(optimizer: Optimizer) -> Callable[[torch.Tensor], None]:
@@ -95,14 +97,16 @@ def many_optimizers() -> Callable[[], None]:
 
         return step
 
-    for weight in weights:
-        step = stepping(SGD([weight], lr=1e-9))
-        weight.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
-
     def iterate() -> None:
         torch.cat(weights).sum().backward()  # type: ignore[no-untyped-call]
 
-    return iterate
+    # The collector does not see that a weight holds its hook, and the hook the weight.
+    with ExitStack() as hooks:
+        for weight in weights:
+            step = stepping(SGD([weight], lr=1e-9))
+            hook = weight.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
+            hooks.callback(hook.remove)
+        yield iterate
 
 
 def _hooks_alone(

@@ -28,6 +28,6 @@ def load_portable(atomics: ModuleType) -> tuple[ModuleType, ModuleType]:
 
     for module, file in ((substrate, "_atomic.py"), (tracker, "tracker.py")):
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
-        source = (_SOURCES / file).read_text()
+        source = (_SOURCES / file).read_text(encoding="utf-8")
         exec(compile(source, str(_SOURCES / file), "exec"), vars(module))
     return substrate, tracker

@@ -111,13 +111,20 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` has written."""
-        found = json.loads(text)
-        found["values"] = {
-            Key(Question(row["question"]), row["contender"], row["x"]): row["values"]
-            for row in found["values"]
-        }
-        return cls(**found)
+        """Read what `to_json` has written.
+
+        Raises:
+            ValueError: ``text`` is something else.
+        """
+        try:
+            found = json.loads(text)
+            found["values"] = {
+                Key(Question(row["question"]), row["contender"], row["x"]): row["values"]
+                for row in found["values"]
+            }
+            return cls(**found)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"text must be what to_json() has written: {error!r}") from error
 
 
 def in_words(key: Key, values: Iterable[float]) -> str:
@@ -132,11 +139,15 @@ def in_words(key: Key, values: Iterable[float]) -> str:
 
 
 def human(value: float, unit: str) -> str:
-    """Return two or three digits of a value above 0, with a prefix: 8.3 µs, 23 ns, 20 M.
+    """Return two or three digits of a value, with a prefix: 8.3 µs, 23 ns, 20 M.
+
+    What is below 0, as the difference of two times can be, is none.
 
     >>> human(2.31e-8, "s"), human(20_300_000, "")
     ('23 ns', '20 M')
     """
+    if value <= 0:
+        return f"0 {unit}".rstrip()
     value = float(f"{value:.3g}")
     power = max(-4, min(math.floor(math.log10(value) / 3), 4))
     number = value / 1000.0**power

@@ -97,7 +97,8 @@ def _measured(report: Report, target: Target) -> Spread | None:
     if target.by is None or over is None:
         return None if over is None else Spread.of(over)
     by = report.values.get(target.by)
-    if by is None:
+    # The difference of two times may be none, or less, where the clock is coarse.
+    if by is None or min(*over, *by) <= 0:
         return None
     return Spread.of(mine / other for mine, other in zip(over, by, strict=True))
 

@@ -8,7 +8,9 @@ call lives outside.
 from __future__ import annotations
 
 import gc
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -37,9 +39,31 @@ def main() -> None:
 def needing(extra: str) -> Iterator[None]:
     """Answer a failed import inside by a line that says what to install, and exit status 1."""
     try:
-        yield
+        with uninterrupted():
+            yield
     except (ImportError, OSError) as error:
         if (getattr(error, "name", None) or "").startswith("kineto_step_tracker"):
             raise
         reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
         sys.exit(f"kineto-step-tracker: {reason}; pip install 'kineto-step-tracker[{extra}]'")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back to the end of an import.
+
+    Where C++ starts up, as PyTorch's does, a KeyboardInterrupt is lost, or ends the process by an
+    error that nobody caught.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            raise KeyboardInterrupt

@@ -5,8 +5,9 @@ It imports Typer, Rich and, when it runs, `kineto_step_tracker.bench`; what draw
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from kineto_step_tracker.cli import needing
+from kineto_step_tracker.cli import needing, uninterrupted
 from kineto_step_tracker.cli.options import new_file, writing
 from kineto_step_tracker.cli.terminal import console, grouped, say, tabulate
 
@@ -68,20 +69,34 @@ def bench(
 
     Leave the machine alone meanwhile. The exit status is 0, whatever the verdicts.
     """
+    if json_file is not None and plot is not None and json_file.absolute() == plot.absolute():
+        raise typer.BadParameter("--json and --plot name the same file.")
     out = console()
-    with out.status("Importing..."):
+    with out.status("Importing..."), uninterrupted():
         from kineto_step_tracker import bench as logic
-    with (_bar if out.is_interactive else _lines)(out) as watch, needing("torch"):
-        report = logic.run(quick, watch)
-    _conclude(out, report)
-    if json_file is not None:
-        with writing(json_file):
-            json_file.write_text(report.to_json())
-    if plot is not None:
-        from kineto_step_tracker.bench.drawing import draw
 
-        with writing(plot):
-            draw(report, plot)
+        logic.import_contenders()
+    with (_bar if out.is_interactive else _lines)(out) as watch:
+        report = logic.run(quick, watch)
+    # What goes wrong with one of the three does not lose the others.
+    with ExitStack() as last:
+        last.callback(_conclude, out, report)
+        if plot is not None:
+            last.callback(_draw, report, plot)
+        if json_file is not None:
+            last.callback(_write, report, json_file)
+
+
+def _write(report: Report, file: Path) -> None:
+    with writing(file):
+        file.write_text(report.to_json(), encoding="utf-8")
+
+
+def _draw(report: Report, file: Path) -> None:
+    from kineto_step_tracker.bench.drawing import draw
+
+    with writing(file):
+        draw(report, file)
 
 
 @contextmanager
@@ -162,7 +177,7 @@ def _table(
 ) -> Table:
     """Return medians, a contender a row."""
     from kineto_step_tracker.bench.contenders import Contender, Hook
-    from kineto_step_tracker.bench.report import Key, human
+    from kineto_step_tracker.bench.report import Key
 
     table = Table(title, box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for heading in columns:
@@ -173,7 +188,7 @@ def _table(
             table.add_row(
                 contender,
                 *(
-                    human(report.spread(key).median, unit) if key in report.values else ""
+                    _human(report.spread(key).median, unit) if key in report.values else ""
                     for key in keys
                 ),
             )
@@ -203,3 +218,10 @@ def _verdicts(report: Report) -> Table:
             Text(word, style),
         )
     return table
+
+
+def _human(value: float, unit: str) -> str:
+    from kineto_step_tracker.bench.report import human
+
+    text = human(value, unit)
+    return text if sys.stdout.encoding == "utf-8" else text.replace("µ", "u")
