@@ -1,8 +1,8 @@
-"""Has a ratio been lost? Fails where a target is missed grossly, by a factor of two or three.
+"""Has a ratio been lost? Fails where a target is missed grossly, by a factor of two or more.
 
     python benchmarks/guard.py
 
-For CI: noise never fails it, nor a target missed by little. It runs what
+For CI: a target missed by little does not fail it, nor, as far as was seen, noise. It runs what
 ``kineto-step-tracker bench --quick`` runs, and again if that fails.
 """
 
@@ -27,6 +27,7 @@ def main() -> None:
             if verdict.grossly_missed:
                 lost.append(verdict)
         if not lost:
+            print("No ratio is lost.")
             return
     sys.exit(f"lost: {'; '.join(verdict.target.text for verdict in lost)}")
 

@@ -11,7 +11,7 @@ from kineto_step_tracker.bench.report import in_words
 
 
 def main() -> None:
-    print(environment())
+    print(", ".join(f"{what} {which}" for what, which in environment().items()))
     for requesters in (10, 100, 1_000, 10_000, 100_000):
         for key, row in memory(requesters).items():
             print(in_words(key, row))

@@ -25,7 +25,7 @@ def main() -> None:
         values = measure(
             chosen.turns, lambda share: bar.update(task, completed=share, refresh=True)
         )
-    print(environment())
+    print(", ".join(f"{what} {which}" for what, which in environment().items()))
     for key, row in values.items():
         print(in_words(key, row))
 

@@ -26,7 +26,7 @@ def main() -> None:
     for key, make in works().items():
         if key.question is Question.RISE:
             # Made once, and only in the processes that time it.
-            runner.bench_time_func(f"{key.x} requesters: {key.contender}", seconds, cache(make))
+            runner.bench_time_func(f"requesters {key.x}: {key.contender}", seconds, cache(make))
 
 
 if __name__ == "__main__":

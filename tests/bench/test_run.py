@@ -266,7 +266,7 @@ class InUse:
 @pytest.fixture
 def in_use(process_wide: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[InUse]:
     pytorch = InUse()
-    monkeypatch.setattr(pytorch.bench, "_STEPS_A_TURN", 300)
+    monkeypatch.setattr(pytorch.bench, "_RUNS", 1)
     hooks, threads = pytorch.hooks.copy(), pytorch.torch.get_num_threads()
     step, counts = pytorch.stock._current_step, pytorch.stock._step_dict.copy()
     pytorch.bench.torch_optimizer.register_optimizer_step_post_hook(lambda *arguments: None)

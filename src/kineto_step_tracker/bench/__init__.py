@@ -60,7 +60,7 @@ class _Part(NamedTuple):
 def run(quick: bool = False, watch: Callable[[Progress], object] = lambda progress: None) -> Report:
     """Measure, and return what came out.
 
-    Takes under a minute, or if ``quick`` about a quarter of that, with fewer turns, which noise
+    Takes under a minute, or if ``quick`` about a third of that, with fewer turns, which noise
     disturbs more. Imports PyTorch, cereggii and atomics if they are installed. The process-wide
     tracker is at step 0 afterwards, and PyTorch as it was.
 

@@ -18,10 +18,11 @@ _REQUESTERS = 10_000
 
 # Each in a new process: what this one has loaded and allocated plays no part.
 _IMPORT = """
-import json, sys, time
+import sys, time
 began = time.perf_counter()
 import kineto_step_tracker
 took = time.perf_counter() - began
+import json
 print(json.dumps([took, "torch" in sys.modules, "atomics" in sys.modules]))
 """
 # The names are interned before, as otherwise it depends on their number whether Python's table of

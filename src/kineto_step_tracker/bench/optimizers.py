@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -30,7 +29,8 @@ MANY = 300
 
 # After a hook is put in, its first calls register requesters.
 _WARM_UP = 2
-_STEPS_A_TURN = 600
+_RUNS = 10
+_ITERATIONS = {1: 60, MANY: 1}
 
 _hooks = torch_optimizer._global_optimizer_post_hooks
 
@@ -118,7 +118,7 @@ def _hooks_alone(
     for turn in range(turns):
         for hook in hooks:
             with _CONTEXTS[hook](), without_collections():
-                seconds[hook].append(time_in_the_hook(iterate, _STEPS_A_TURN // number))
+                seconds[hook].append(time_in_the_hook(iterate, _ITERATIONS[number]))
         watch((turn + 1) / turns)
     return {
         Key(Question.HOOK, hook, number): [
@@ -129,7 +129,10 @@ def _hooks_alone(
 
 
 def time_in_the_hook(iterate: Callable[[], object], iterations: int) -> float:
-    """Return the seconds of an iteration in the only hook there is: the median of so many."""
+    """Return the seconds of an iteration in the only hook there is: the best of a few runs.
+
+    A run is of so many iterations.
+    """
     ((number, hook),) = _hooks.items()
     total = 0.0
 
@@ -139,14 +142,17 @@ def time_in_the_hook(iterate: Callable[[], object], iterations: int) -> float:
         hook(*arguments)
         total += perf_counter() - began
 
+    for _ in range(_WARM_UP):
+        iterate()
     totals = []
     _hooks[number] = timed
-    for _ in range(_WARM_UP + iterations):
+    for _ in range(_RUNS):
         total = 0.0
-        iterate()
-        totals.append(total)
+        for _ in range(iterations):
+            iterate()
+        totals.append(total / iterations)
     _hooks[number] = hook
-    return median(totals[_WARM_UP:])
+    return min(totals)
 
 
 def _empty_hook(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -161,7 +167,8 @@ def _with_empty_hook() -> Iterator[None]:
 
 
 @contextmanager
-def _with_our_hook() -> Iterator[None]:
+def with_our_hook() -> Iterator[None]:
+    """Let the tracker count PyTorch's optimizers, and a C function stand in for Kineto's step."""
     # As with KINETO_USE_DAEMON, where alone PyTorch counts at all.
     with kineto_step(Callback.C), pytorch.installed(kineto=True):
         yield
@@ -180,6 +187,6 @@ def _with_stock_hook() -> Iterator[None]:
 _CONTEXTS: dict[Hook, Callable[[], AbstractContextManager[object]]] = {
     Hook.NONE: nullcontext,
     Hook.EMPTY: _with_empty_hook,
-    Hook.OURS: _with_our_hook,
+    Hook.OURS: with_our_hook,
     Hook.STOCK: _with_stock_hook,
 }

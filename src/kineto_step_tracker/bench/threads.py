@@ -34,8 +34,9 @@ def measure(
     keys = [
         Key(question, contender, number)
         for question in QUESTIONS
-        for contender in filter(is_there, _CONTENDERS)
         for number in numbers
+        # One after another, so that what is compared is of the same moment.
+        for contender in filter(is_there, _CONTENDERS)
         if not _is_needless(question, contender)
     ]
     found: dict[Key, list[float]] = {key: [] for key in keys}

@@ -40,7 +40,7 @@ def _picture(text: str) -> Path:
 
 def bench(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Take a quarter of the time; noise disturbs more.")
+        bool, typer.Option("--quick", help="Take a third of the time; noise disturbs more.")
     ] = False,
     json_file: Annotated[
         Path | None,
@@ -65,7 +65,8 @@ def bench(
     This project's tracker by name, by handle, through the drop-in class and without its compiled
     extension; PyTorch's class, or where PyTorch is not installed the same algorithm in our own
     words ("textbook"), bare and behind a lock; and, where it is installed, one made of cereggii's
-    atomic integers. All in one process, in turns. Ratios hold on other machines, times do not.
+    atomic integers. All in one process, in turns. Ratios carry over to other machines better than
+    times do.
 
     Leave the machine alone meanwhile. The exit status is 0, whatever the verdicts.
     """
@@ -151,6 +152,14 @@ def _conclude(out: Console, report: Report) -> None:
     }
     out.print()
     tabulate(out, _table(report, "time a step", "s", columns))
+    out.print()
+    say(
+        out,
+        "No rise: another requester is far ahead. Rise: an empty callback runs, in C or Python. "
+        "By name, by handle, drop-in class: this package; portable: not compiled. Textbook: "
+        "PyTorch's algorithm in our own words; locked: the same behind a lock. Empty method, "
+        "dict look-up: for scale.",
+    )
     for title, question in (
         ("steps a second, threads that share a requester, every step a rise", Question.SHARED),
         ("steps a second, threads with a requester each, who is first rises", Question.SEPARATE),
@@ -209,11 +218,13 @@ def _verdicts(report: Report) -> Table:
         if measured is None:
             table.add_row(target.text, "not here", "", target.wanted, "")
             continue
+        low, high = target.shown(measured.low), target.shown(measured.high)
+        quartiles = "" if low == high else f"{low} to {high}"
         word, style = ("met", "green") if verdict.met else ("missed", "bold red")
         table.add_row(
             target.text,
             target.shown(measured.median),
-            f"{target.shown(measured.low)} to {target.shown(measured.high)}",
+            quartiles,
             target.wanted,
             Text(word, style),
         )
