@@ -295,7 +295,7 @@ def test_a_file_that_cannot_be_written_after_all_is_one_line_after_the_tables(
 def test_the_help_lists_the_options() -> None:
     shown = invoke("--help")
     assert {"--quick", "--json", "--plot", "FILE.svg|png"} <= set(shown.split())
-    assert "Ratios hold on other machines, times do not." in " ".join(shown.split())
+    assert "Ratios carry over to other machines better than times do." in " ".join(shown.split())
 
 
 def test_a_quick_run_measures_all_and_writes_both_files(tmp_path: Path) -> None:
