@@ -3,8 +3,8 @@
     python benchmarks/hook_parts.py
 
 Each of the first three is a hook that does one thing more than the one above, timed where it is
-called; then comes the real one. The last two count as often, but always for the same optimizer:
-what they need is still in the caches, which shows what the others wait for. Needs PyTorch.
+called. The two after them count as often, but always for the same optimizer: what they need is
+still in the caches, which shows what the others wait for. The last is the real one. Needs PyTorch.
 """
 
 from __future__ import annotations

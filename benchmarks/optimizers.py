@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from kineto_step_tracker.bench import environment
 from kineto_step_tracker.bench.optimizers import measure
-from kineto_step_tracker.bench.report import in_words
+from kineto_step_tracker.bench.report import in_words, ran_on
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         values = measure(
             chosen.turns, lambda share: bar.update(task, completed=share, refresh=True)
         )
-    print(", ".join(f"{what} {which}" for what, which in environment().items()))
+    print(ran_on(environment()))
     for key, row in values.items():
         print(in_words(key, row))
 

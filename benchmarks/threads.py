@@ -12,7 +12,7 @@ import argparse
 from rich.progress import Progress
 
 from kineto_step_tracker.bench import environment
-from kineto_step_tracker.bench.report import in_words
+from kineto_step_tracker.bench.report import in_words, ran_on
 from kineto_step_tracker.bench.threads import measure
 
 
@@ -31,7 +31,7 @@ def main() -> None:
             chosen.seconds,
             lambda share: bar.update(task, completed=share, refresh=True),
         )
-    print(", ".join(f"{what} {which}" for what, which in environment().items()))
+    print(ran_on(environment()))
     for key, row in values.items():
         print(in_words(key, row))
 

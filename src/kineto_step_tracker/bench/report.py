@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import quantiles
@@ -125,6 +125,15 @@ class Report:
             return cls(**found)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"text must be what to_json() has written: {error!r}") from error
+
+
+def ran_on(environment: Mapping[str, str]) -> str:
+    """Return one line that says what a run was on.
+
+    >>> ran_on({"Python": "3.11.7, with the GIL", "backend": "native"})
+    'Python 3.11.7, with the GIL, backend native'
+    """
+    return ", ".join(f"{what} {which}" for what, which in environment.items())
 
 
 def in_words(key: Key, values: Iterable[float]) -> str:

@@ -140,6 +140,7 @@ def _bar(out: Console) -> Iterator[Callable[[logic.Progress], None]]:
 
 def _conclude(out: Console, report: Report) -> None:
     from kineto_step_tracker.bench import Question
+    from kineto_step_tracker.bench.report import ran_on
 
     columns = {
         f"{heading}\n{grouped(x)} requester{'' if x == 1 else 's'}": (question, x)
@@ -177,8 +178,7 @@ def _conclude(out: Console, report: Report) -> None:
     out.print()
     tabulate(out, _verdicts(report))
     out.print()
-    ran_on = ", ".join(f"{what} {which}" for what, which in report.environment.items())
-    say(out, f"{ran_on}; {report.seconds:.0f} s.")
+    say(out, f"{ran_on(report.environment)}; {report.seconds:.0f} s.")
 
 
 def _table(
