@@ -18,6 +18,7 @@ from kineto_step_tracker.bench.report import Key, Question, Report
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib draws the pictures")
 
 from kineto_step_tracker.bench import drawing  # noqa: E402
+from kineto_step_tracker.drawing import FORMATS, INK  # noqa: E402
 
 PAGES = ("#ffffff", "#0d1117")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -112,7 +113,7 @@ def test_perfect_scaling_is_shown_only_where_threads_run_at_once(tmp_path: Path)
     assert [text for text in texts(full(False), tmp_path) if "perfect" in text] == []
 
 
-@pytest.mark.parametrize("ending", drawing.FORMATS)
+@pytest.mark.parametrize("ending", FORMATS)
 def test_the_same_report_gives_the_same_bytes_whatever_the_settings(
     tmp_path: Path, ending: str
 ) -> None:
@@ -160,7 +161,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_colour_can_be_told_from_a_light_page_and_a_dark_one(page: str) -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast(drawing.INK, page) >= 4.2
+    assert contrast(INK, page) >= 4.2
     for look in drawing.LOOKS.values():
         assert contrast(look.colour, page) >= 3
 
@@ -168,7 +169,7 @@ def test_every_colour_can_be_told_from_a_light_page_and_a_dark_one(page: str) ->
 def test_it_draws_in_no_other_colours(tmp_path: Path) -> None:
     drawing.draw(full(True), tmp_path / "drawn.svg")
     used = set(re.findall(r"#[0-9a-f]{6}\b", (tmp_path / "drawn.svg").read_text("utf-8")))
-    assert used == {drawing.INK, *(look.colour for look in drawing.LOOKS.values())}
+    assert used == {INK, *(look.colour for look in drawing.LOOKS.values())}
 
 
 def test_every_contender_can_be_told_from_the_others_without_colour() -> None:

@@ -1,8 +1,7 @@
 """A report as a picture: what a step costs, and how that changes with requesters and threads.
 
-It imports matplotlib, so it is itself imported only where a picture is wanted. The background is
-transparent: every colour can be told from a white page and from GitHub's dark one. Contenders
-differ in marker and line as well.
+It imports matplotlib, so it is itself imported only where a picture is wanted. Contenders differ
+in marker and line as well as in colour.
 """
 
 from __future__ import annotations
@@ -14,15 +13,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal, NamedTuple
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from kineto_step_tracker.bench.contenders import Contender
 from kineto_step_tracker.bench.report import Key, Question, Report, Spread, human
-
-FORMATS = ("svg", "png")
+from kineto_step_tracker.drawing import INK, picture
 
 # A contender's answers to a question, by the number of requesters or threads.
 _Line = dict[int, Spread]
@@ -37,8 +33,6 @@ class Look(NamedTuple):
     width: float = 1.6
 
 
-# As far from white as from GitHub's dark page. Nothing stands out more from both.
-INK = "#6c7a8e"
 _PERFECT = "perfect scaling"
 LOOKS: dict[str, Look] = {
     Contender.HANDLE: Look("#1a7f37", "o"),
@@ -70,45 +64,10 @@ _COSTS = {
 _COLUMN = 68  # points
 _LABEL = 0.06  # the height of a label, as a share of its panel's
 
-_STYLE: dict[Any, Any] = {
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
-    **dict.fromkeys(("figure.constrained_layout.h_pad", "figure.constrained_layout.w_pad"), 0.12),
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "savefig.dpi": 150,
-    "text.parse_math": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "kineto-step-tracker",
-}
-
 
 def draw(report: Report, file: Path) -> None:
-    """Draw a report into a file, as SVG or PNG by the ending of its name.
-
-    The same report gives the same bytes. matplotlib's settings have no part in it and are left
-    as they were; until it returns, no other thread is to use them.
-
-    Args:
-        report: what to draw. A panel that it has nothing for says so.
-        file: where to. What is there is overwritten.
-
-    Raises:
-        ValueError: the name of ``file`` has another ending.
-        OSError: ``file`` cannot be written.
-    """
-    ending = file.suffix.lower().removeprefix(".")
-    if ending not in FORMATS:
-        endings = " or ".join(f".{known}" for known in FORMATS)
-        raise ValueError(f"file must end in {endings}, not be {file.name!r}")
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=(12, 9), layout="constrained")
+    """Draw a report into a file, as `picture` does; a panel that it has nothing for says so."""
+    with picture(file, (12, 9), _title(report), _footer(report)) as figure:
         # Each row by itself, so that the table beside the costs takes no room from the threads.
         above, below = figure.subfigures(2, 1, squeeze=False).flat
         (costs, rises), (shared, own) = above.subplots(1, 2), below.subplots(1, 2)
@@ -116,11 +75,6 @@ def draw(report: Report, file: Path) -> None:
         _draw_rises(rises, report)
         _draw_shared(shared, report)
         _draw_own(own, report)
-        title, footer = _title(report), _footer(report)
-        figure.suptitle(title, x=0.01, ha="left", size=14, weight="bold")
-        figure.supxlabel(footer, x=0.01, ha="left", size=8)
-        metadata = {"Title": title, "Description": footer, "Date": None}
-        figure.savefig(file, format=ending, metadata=metadata)
 
 
 def _title(report: Report) -> str:

@@ -18,24 +18,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from kineto_step_tracker.cli import needing, uninterrupted
-from kineto_step_tracker.cli.options import new_file, writing
+from kineto_step_tracker.cli import uninterrupted
+from kineto_step_tracker.cli.options import new_file, picture, writing
 from kineto_step_tracker.cli.terminal import console, grouped, say, tabulate
 
 if TYPE_CHECKING:
     from kineto_step_tracker import bench as logic
     from kineto_step_tracker.bench import Question, Report
-
-
-def _picture(text: str) -> Path:
-    """Parse the name of a picture, and refuse it before the long work."""
-    with needing("bench"):
-        from kineto_step_tracker.bench.drawing import FORMATS
-    path = new_file(text)
-    if path.suffix.removeprefix(".").lower() not in FORMATS:
-        endings = " or ".join(f".{ending}" for ending in FORMATS)
-        raise typer.BadParameter(f"{text!r} does not end in {endings}.")
-    return path
 
 
 def bench(
@@ -54,7 +43,7 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
-            parser=_picture,
+            parser=picture,
             metavar="FILE.svg|png",
             help="Draw it to this file, over what is there.",
         ),

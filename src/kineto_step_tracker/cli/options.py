@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import typer
 
+from kineto_step_tracker.cli import needing
+
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
@@ -75,6 +77,17 @@ def new_file(text: str) -> Path:
         raise typer.BadParameter(f"{text!r} cannot be written: there is no folder {path.parent}.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise typer.BadParameter(f"{text!r} cannot be written: permission denied.")
+    return path
+
+
+def picture(text: str) -> Path:
+    """Parse the name of a picture to draw at the end of long work, as `new_file` does."""
+    with needing("bench"):
+        from kineto_step_tracker.drawing import FORMATS
+    path = new_file(text)
+    if path.suffix.removeprefix(".").lower() not in FORMATS:
+        endings = " or ".join(f".{ending}" for ending in FORMATS)
+        raise typer.BadParameter(f"{text!r} does not end in {endings}.")
     return path
 
 
