@@ -19,11 +19,20 @@ from kineto_step_tracker.tracker import StepTracker, _checked_step, _plain_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+    from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
     from typing import Any
 
 # Whether a rise calls Kineto. kineto_step_tracker.pytorch.install() decides.
 step_kineto = True
+
+# What a rise that calls Kineto leaves in a trace that is being recorded, before the step's number:
+# the step ends here.
+MARK = "KinetoStepTracker.step#"
+
+# PyTorch's "is a trace being recorded?" and what begins an annotation in it, which ends when its
+# result is dropped. kineto_step_tracker.pytorch.install() brings them. Neither runs Python code.
+is_recording: Callable[[], bool] | None = None
+annotate: Callable[[str], object] | None = None
 
 
 def _on_step(step: int) -> None:
@@ -33,6 +42,9 @@ def _on_step(step: int) -> None:
         # None while PyTorch is still being imported.
         kineto = getattr(profiler, "_kineto_step", None)
         if kineto is not None:
+            # Before Kineto begins or ends a trace, so that the marks in it are the steps in it.
+            if is_recording is not None and annotate is not None and is_recording():
+                annotate(MARK + str(step))
             kineto()
 
 

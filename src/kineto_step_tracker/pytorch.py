@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from kineto_step_tracker.tracker import Requester
@@ -53,6 +53,7 @@ _ATTRIBUTES = ("_current_step", "_step_dict")
 _NEEDED = (
     *(f"torch.autograd.profiler:KinetoStepTracker.{name}" for name in _METHODS + _ATTRIBUTES),
     "torch.autograd.profiler:_kineto_step",
+    "torch._C._autograd:_record_function_with_args_enter",
     "torch.profiler:KinetoStepTracker",
     "torch.profiler:_optimizer_post_hook",
     "torch.optim.optimizer:Optimizer.profile_hook_step",
@@ -252,6 +253,18 @@ def _exists(name: str) -> bool:
     return True
 
 
+def _find_is_recording() -> Callable[[], bool] | None:
+    """Return PyTorch's ``at::hasCallbacks()``, or None if this platform names it otherwise.
+
+    The question that PyTorch answers from Python, `torch.autograd._profiler_enabled`, is about
+    traces that this thread has started; those that Kineto's daemon asks for are none of them.
+    """
+    function = getattr(ctypes.PyDLL(torch._C.__file__), "_ZN2at12hasCallbacksEv", None)
+    if function is not None:
+        function.restype = ctypes.c_bool
+    return function
+
+
 class _Installation:
     """What is replaced in PyTorch, from its making, which may fail, to `undo`."""
 
@@ -261,6 +274,8 @@ class _Installation:
         _take_over(stock)
         with contextlib.ExitStack() as names, contextlib.ExitStack() as attributes:
             _replace(names, drop_in, "step_kineto", drop_in.step_kineto)
+            drop_in.annotate = torch._C._autograd._record_function_with_args_enter
+            _replace(names, drop_in, "is_recording", _find_is_recording())
             self._had_hook = _replace_hook(names)
             for module in (torch.autograd.profiler, torch.profiler):
                 _replace(names, module, "KinetoStepTracker", KinetoStepTracker)
