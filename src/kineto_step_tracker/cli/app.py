@@ -11,6 +11,7 @@ from kineto_step_tracker.cli.bench import bench
 from kineto_step_tracker.cli.demo import demo
 from kineto_step_tracker.cli.doctor import doctor
 from kineto_step_tracker.cli.stress import stress
+from kineto_step_tracker.cli.trace import trace
 
 app = typer.Typer(
     name="kineto-step-tracker",
@@ -24,6 +25,7 @@ app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
 app.command()(stress)
+app.command()(trace)
 
 
 def _print_version(wanted: bool) -> None:

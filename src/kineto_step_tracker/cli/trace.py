@@ -1,0 +1,293 @@
+"""``kineto-step-tracker trace``: a trace of training that is running, and a check of it.
+
+It imports Typer, Rich and `kineto_step_tracker.on_demand`; what draws, only for a plot.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kineto_step_tracker import on_demand as logic
+from kineto_step_tracker.cli.options import duration, picture, whole_number, writing
+from kineto_step_tracker.cli.terminal import console, grouped, say, tabulate
+from kineto_step_tracker.on_demand import State
+
+_MOST_SECONDS = 30 * 86_400
+# Kineto asks every 5 seconds: if nobody has by then, something may be wrong.
+_PATIENCE = 11
+_NOBODY = (
+    "no training has asked. Start it with KINETO_USE_DAEMON=1 in its environment and PyTorch 2.13 "
+    "or later for Linux, and let it step an optimizer; give it the same KINETO_IPC_SOCKET_DIR as "
+    "this command, or neither of them."
+)
+
+
+def _line(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE.")
+    return key, value
+
+
+def trace(
+    iterations: Annotated[
+        int,
+        typer.Option(
+            parser=whole_number(1), metavar="NUMBER", help="How many steps the trace is to hold."
+        ),
+    ] = 10,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number(0),
+            metavar="STEP",
+            help="The first step to record, as KinetoStepTracker.current_step() counts. "
+            "Without: the one after the step that runs when a process asks.",
+        ),
+    ] = None,
+    align: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number(1),
+            metavar="NUMBER",
+            help="Begin two steps after a multiple of this, so that ranks record the same steps. "
+            "Choose more than they take in 5 s.",
+        ),
+    ] = None,
+    warmup: Annotated[
+        int,
+        typer.Option(
+            parser=whole_number(0),
+            metavar="NUMBER",
+            help="For how many steps before the first the profiler runs and records nothing.",
+        ),
+    ] = 0,
+    pid: Annotated[
+        list[int] | None,
+        typer.Option(
+            parser=whole_number(1),
+            metavar="PID",
+            help="Only this process, and those below it; may be repeated.",
+        ),
+    ] = None,
+    job_id: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number(0),
+            metavar="NUMBER",
+            help="Only processes that have this number as SLURM_JOB_ID.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder for the trace files.")
+    ] = Path(),
+    timeout: Annotated[
+        float,
+        typer.Option(
+            parser=duration(_MOST_SECONDS), metavar="SECONDS", help="How long to wait in all."
+        ),
+    ] = 120,
+    activities: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="What to record, such as cpu_op,cuda_runtime,kernel. Without: all there is.",
+        ),
+    ] = "",
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A further line of Kineto's configuration, such as PROFILE_WITH_STACK=true; "
+            "may be repeated.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            parser=picture,
+            metavar="FILE.svg|png",
+            help="Draw the traces to this file, over what is there.",
+        ),
+    ] = None,
+) -> None:
+    """Trace training that is running, and check what it recorded.
+
+    Asks every process of this machine that trains with KINETO_USE_DAEMON=1 for a trace of so many
+    steps, waits for the files and counts what is in them. No daemon is needed: for as long as it
+    runs, this command is the one that Kineto asks.
+
+    The exit status is 0 if every process that was asked delivered a whole trace.
+    """
+    try:
+        request = logic.Request(
+            iterations=iterations,
+            start=start,
+            align=align,
+            warmup=warmup,
+            activities=tuple(filter(None, activities.split(","))),
+            config=dict(map(_line, config or ())),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+    out = Console(file=sys.stderr, quiet=True) if as_json else console()
+    say(out, f"Asking for {request.steps}; the files go to {output.absolute()}.")
+    last = logic.Report(0.0, (), {})
+    try:
+        with (_live if out.is_interactive else _lines)(out) as show:
+
+            def watch(report: logic.Report) -> None:
+                nonlocal last
+                last = report
+                show(report)
+
+            last = logic.trace(
+                request,
+                output=output,
+                pids=pid or (),
+                job_id=job_id,
+                timeout=timeout,
+                watch=watch,
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SystemExit(f"kineto-step-tracker: {_reason(error)}") from None
+    except KeyboardInterrupt:
+        _conclude(out, last)
+        raise
+    if as_json:
+        print(json.dumps({**asdict(last), "is_whole": last.is_whole}, indent=2, default=str))
+    _conclude(out, last)
+    if plot is not None:
+        _draw(last, plot)
+    if not last.recordings:
+        print(f"kineto-step-tracker: {_NOBODY}", file=sys.stderr)
+    raise typer.Exit(0 if last.is_whole else 1)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+
+
+@contextmanager
+def _live(out: Console) -> Iterator[Callable[[logic.Report], None]]:
+    with Live(console=out, transient=True, auto_refresh=False) as live:
+
+        def show(report: logic.Report) -> None:
+            rows = [Text(_progress(recording)) for recording in report.recordings]
+            waiting = Text(f"{report.seconds:.0f} s; {_so_far(report)}")
+            live.update(Group(*rows, waiting), refresh=True)
+
+        yield show
+
+
+@contextmanager
+def _lines(out: Console) -> Iterator[Callable[[logic.Report], None]]:
+    said: dict[int, str] = {}
+
+    def show(report: logic.Report) -> None:
+        for recording in report.recordings:
+            text = _progress(recording)
+            if said.get(recording.pid) != text:
+                said[recording.pid] = text
+                say(out, f"{report.seconds:.1f} s: {text}")
+
+    yield show
+
+
+def _progress(recording: logic.Recording) -> str:
+    return f"process {recording.pid} {_WORDS[recording.state].format(recording)}"
+
+
+_WORDS = {
+    State.SILENT: "has not asked yet",
+    State.TOLD: "has been told: {0.asked}",
+    State.RECORDING: "is recording",
+    State.WRITTEN: "has written {0.file.name}; to be checked",
+    State.WHOLE: "delivered a whole trace",
+    State.WRONG: "delivered, but not what was asked for",
+    State.BUSY: "refused: it is recording another trace",
+    State.CANCELLED: "gave up for a trace of torch.profiler's",
+    State.DIED: "ended",
+    State.UNFINISHED: "is not finished",
+    State.IDLE: "takes no steps",
+}
+
+
+def _so_far(report: logic.Report) -> str:
+    if report.recordings:
+        return "waiting for them, and for 6 s for others"
+    if report.seconds < _PATIENCE:
+        return "waiting for training to ask, which Kineto does every 5 s"
+    return _NOBODY
+
+
+def _conclude(out: Console, report: logic.Report) -> None:
+    out.print()
+    if report.recordings:
+        table = Table("process", "asked for", "recorded", "iterations", "file", "size", box=None)
+        for recording in report.recordings:
+            table.add_row(*_row(recording))
+        tabulate(out, table)
+        out.print()
+    for recording in report.recordings:
+        if recording.problem is not None:
+            say(out, f"Process {recording.pid} {recording.problem}.", "red", indent=4)
+        elif recording.state in (State.TOLD, State.RECORDING):
+            say(out, f"Process {recording.pid} {_ON_ITS_WAY}", "yellow", indent=4)
+        elif recording.state is State.WHOLE and recording.first is None:
+            say(out, f"Process {recording.pid} {_UNMARKED}", "yellow", indent=4)
+    for why, times in report.refused.items():
+        say(out, f"Not answered: {grouped(times)} x {why}.", "yellow", indent=4)
+
+
+_ON_ITS_WAY = (
+    "has been told, which cannot be taken back: it records once it comes to the step, or on."
+)
+_UNMARKED = (
+    "has not the tracker installed, which would mark the steps: its iterations are counted by the "
+    "optimizer that stepped most."
+)
+
+
+def _row(recording: logic.Recording) -> tuple[str, ...]:
+    steps = "" if recording.first is None else f"steps {recording.first} to {recording.last}"
+    if recording.size is None:
+        return str(recording.pid), recording.asked, steps or recording.state, "", "", ""
+    return (
+        str(recording.pid),
+        recording.asked,
+        steps or recording.state,
+        str(recording.iterations),
+        str(recording.file),
+        f"{grouped(round(recording.size / 1000))} kB",
+    )
+
+
+def _draw(report: logic.Report, file: Path) -> None:
+    from kineto_step_tracker.on_demand.drawing import draw
+
+    read = [
+        (f"process {recording.pid}: {recording.iterations} iterations", logic.read(recording.file))
+        for recording in report.recordings
+        if recording.file is not None and recording.size is not None
+    ]
+    if read:
+        with writing(file):
+            draw(read, file)
