@@ -6,6 +6,7 @@ transparent: every colour can be told from a white page and from GitHub's dark o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,9 @@ def picture(file: Path, size: tuple[float, float], title: str, footer: str) -> I
     if ending not in FORMATS:
         endings = " or ".join(f".{known}" for known in FORMATS)
         raise ValueError(f"file must end in {endings}, not be {file.name!r}")
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # In an SVG it is text, and whoever shows it has the font.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=size, layout="constrained")

@@ -30,9 +30,9 @@ step_kineto = True
 MARK = "KinetoStepTracker.step#"
 
 # PyTorch's "is a trace being recorded?" and what begins an annotation in it, which ends when its
-# result is dropped. kineto_step_tracker.pytorch.install() brings them. Neither runs Python code.
+# result is dropped. kineto_step_tracker.pytorch.install() brings both. Neither runs Python code.
 is_recording: Callable[[], bool] | None = None
-annotate: Callable[[str], object] | None = None
+annotate: Callable[[str], object] = str
 
 
 def _on_step(step: int) -> None:
@@ -43,7 +43,8 @@ def _on_step(step: int) -> None:
         kineto = getattr(profiler, "_kineto_step", None)
         if kineto is not None:
             # Before Kineto begins or ends a trace, so that the marks in it are the steps in it.
-            if is_recording is not None and annotate is not None and is_recording():
+            ask = is_recording  # once: uninstall() on another thread may take it away
+            if ask is not None and ask():
                 annotate(MARK + str(step))
             kineto()
 

@@ -65,6 +65,9 @@ _NEEDED = (
     "torch._library.effects:EffectType.ORDERED",
 )
 
+# at::hasCallbacks() in the Itanium C++ ABI, which Linux and macOS have.
+_HAS_CALLBACKS = "_ZN2at12hasCallbacksEv"
+
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 # Over install and uninstall only: no step takes it.
@@ -254,12 +257,12 @@ def _exists(name: str) -> bool:
 
 
 def _find_is_recording() -> Callable[[], bool] | None:
-    """Return PyTorch's ``at::hasCallbacks()``, or None if this platform names it otherwise.
+    """Return PyTorch's ``at::hasCallbacks()``, or None if it is not found by its name.
 
     The question that PyTorch answers from Python, `torch.autograd._profiler_enabled`, is about
     traces that this thread has started; those that Kineto's daemon asks for are none of them.
     """
-    function = getattr(ctypes.PyDLL(torch._C.__file__), "_ZN2at12hasCallbacksEv", None)
+    function = getattr(ctypes.PyDLL(torch._C.__file__), _HAS_CALLBACKS, None)
     if function is not None:
         function.restype = ctypes.c_bool
     return function

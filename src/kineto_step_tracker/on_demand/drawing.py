@@ -21,6 +21,7 @@ _MILLISECOND = 1e3
 # So wide is an optimizer's step at least, as a share of the picture: else it could not be seen.
 _LEAST = 0.002
 _HEIGHT = 0.72
+_MOST_KEYS = 23
 
 
 def draw(traces: Sequence[tuple[str, Trace]], file: Path, title: str = "Traces on demand") -> None:
@@ -45,14 +46,15 @@ def draw(traces: Sequence[tuple[str, Trace]], file: Path, title: str = "Traces o
         axes = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[row + 1 for row in rows])
         for (name, trace), panel in zip(traces, axes.flat, strict=True):
             _draw(panel, name, trace, colours)
-        keys = [
-            Patch(
-                color=colour, label=name.removeprefix(OPTIMIZER).removesuffix(".step") + ".step()"
-            )
-            for name, colour in colours.items()
-        ]
+        keys = [Patch(color=colour, label=_label(name)) for name, colour in colours.items()]
+        if len(keys) > _MOST_KEYS:
+            keys[_MOST_KEYS:] = [Patch(alpha=0, label=f"and {len(keys) - _MOST_KEYS} more")]
         if keys:
             figure.legend(handles=keys, loc="outside upper right", ncols=4, frameon=False)
+
+
+def _label(optimizer: str) -> str:
+    return f"{optimizer.removeprefix(OPTIMIZER).removesuffix('.step')}.step()"
 
 
 def _draw(panel: Axes, name: str, trace: Trace, colours: dict[str, str]) -> None:

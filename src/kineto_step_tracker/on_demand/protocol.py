@@ -135,7 +135,7 @@ class Listener:
 
     def tell(self, ask: Ask, configuration: str) -> bool:
         """Answer with a configuration, or none. Return whether the answer could be sent."""
-        return self._send("req", configuration.encode(), ask.address)
+        return self._send("req", os.fsencode(configuration), ask.address)
 
     def _register(self, context: tuple[int, int, int], pid: int, address: str | bytes) -> None:
         gpu, claimed, job_id = context
@@ -189,6 +189,8 @@ class Listener:
             except ConnectionRefusedError:
                 file.unlink(missing_ok=True)  # left over by a daemon that was killed
                 return
+            except OSError as error:
+                raise type(error)(error.errno, error.strerror, os.fspath(file)) from None
         raise self._taken()
 
     def _taken(self) -> DaemonRunningError:
@@ -237,10 +239,12 @@ def _ask(body: bytes, pid: int, address: str | bytes) -> Ask:
 
 def _check_pid(claimed: int, pid: int) -> None:
     """Refuse a pid that is not the sender's, in any of the namespaces that it has one in."""
+    if pid == 0:
+        raise _RefusedError("from outside this PID namespace")
     if claimed == pid:
         return
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("NSpid:") and str(claimed) in line.split()[1:]:
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith(b"NSpid:") and str(claimed).encode() in line.split()[1:]:
                 return
     raise _RefusedError("in the name of another process")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 # Kineto's own names in PyTorch 2.13. One that it does not know ends its reading of the
 # configuration.
@@ -65,7 +66,7 @@ class Request:
     '10 steps from a multiple of 100 on'
     >>> Request(iterations=0)
     Traceback (most recent call last):
-    ValueError: iterations must be from 1 to 2147483647, not 0
+    ValueError: iterations must be from 1 to 2147483645, not 0
     """
 
     iterations: int
@@ -76,23 +77,28 @@ class Request:
     config: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_number("iterations", self.iterations, 1)
-        _check_number("warmup", self.warmup, 0)
+        _check_number("iterations", self.iterations, 1, _MOST - _FIRST)
+        _check_number("warmup", self.warmup, 0, _MOST - _FIRST - self.iterations)
         if self.start is not None:
-            _check_number("start", self.start, _FIRST + self.warmup)
+            _check_number("start", self.start, _FIRST + self.warmup, _MOST - self.iterations)
         if self.align is not None:
-            _check_number("align", self.align, 1)
+            _check_number("align", self.align, 1, _MOST)
             if self.start is not None:
                 raise ValueError("start and align exclude each other")
-        if isinstance(self.activities, str):
+        if isinstance(self.activities, str) or not isinstance(self.activities, Sequence):
             raise TypeError(f"activities must be a sequence of names, not {self.activities!r}")
         for activity in self.activities:
             if activity not in ACTIVITIES:
                 raise ValueError(
                     f"activities must be among {', '.join(ACTIVITIES)}; not {activity!r}"
                 )
+        if not isinstance(self.config, Mapping):
+            raise TypeError(f"config must be a mapping of text to text, not {self.config!r}")
         for key, value in self.config.items():
             _check_line(key, value)
+        # Copies, which nobody changes behind the checks.
+        object.__setattr__(self, "activities", tuple(self.activities))
+        object.__setattr__(self, "config", MappingProxyType(dict(self.config)))
 
     @property
     def steps(self) -> str:
@@ -134,11 +140,11 @@ class Request:
         return "\n".join(f"{key}={value}" for key, value in lines.items())
 
 
-def _check_number(name: str, number: object, least: int) -> None:
+def _check_number(name: str, number: object, least: int, most: int) -> None:
     if not isinstance(number, int) or isinstance(number, bool):
         raise TypeError(f"{name} must be an int, not {number!r}")
-    if not least <= number <= _MOST:
-        raise ValueError(f"{name} must be from {least} to {_MOST}, not {number}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, not {number}")
 
 
 def _check_line(key: str, value: str) -> None:
