@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -97,6 +99,13 @@ class Journal:
         """Every step up to ``last`` was run, once, in order."""
         assert self.faults == []
         assert self.last == last
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder with a path short enough for Kineto's sockets, which ``tmp_path`` has not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ SHORT = {
     "memory.py": ("", []),
     "optimizers.py": ("torch", ["--turns", "1"]),
     "hook_parts.py": ("torch", ["--turns", "1"]),
+    "kineto.py": ("torch", ["--turns", "1"]),
     "table.py": ("", [str(BENCHMARKS.parent / "docs" / "benchmarks" / "gil.json")]),
 }
 
@@ -36,5 +37,5 @@ def test_it_runs(name: str) -> None:
 
 
 def test_none_is_left_out() -> None:
-    """But the guard, which tox runs."""
-    assert {path.name for path in BENCHMARKS.glob("*.py")} == {*SHORT, "guard.py"}
+    """But the guard, which tox runs, and the traces, which the tests of on_demand do."""
+    assert {path.name for path in BENCHMARKS.glob("*.py")} == {*SHORT, "guard.py", "traces.py"}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,13 +68,6 @@ def test_one_optimizer_is_right_with_pytorchs_class_too(
     found: dict[tuple[str, str], dict[str, Any]],
 ) -> None:
     assert found["one", "pytorch"]["found"] == [10]
-
-
-@pytest.fixture
-def sockets() -> Iterator[Path]:
-    """A folder with a path short enough for Kineto's sockets, which pytest's is not."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -603,25 +603,25 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, is_file: bool) -> None
     assert descriptors() == before
 
 
-def test_a_path_too_long_for_a_socket_is_refused_and_the_longest_is_not() -> None:
-    # The path of the tests' own folder may be too long already. Two bytes each.
-    with tempfile.TemporaryDirectory(dir="/tmp") as top:
-        room = 107 - len("/dynolog") - len(top) - 1
-        longest = Path(top, "ü" * (room // 2) + "x" * (room % 2))
-        longest.mkdir()
-        with Listener(longest):
-            assert len(os.fsencode(longest / "dynolog")) == 107
-        longer = longest.with_name(f"{longest.name}x")
-        longer.mkdir()
-        before = descriptors()
-        with pytest.raises(ValueError, match="must be shorter") as caught:
-            Listener(longer)
-        assert str(caught.value) == (
-            f"{FOLDER} must be shorter: a socket's path has at most 107 bytes, and "
-            f"{str(longer / 'dynolog')!r} has 108"
-        )
-        assert descriptors() == before
-        assert list(longer.iterdir()) == []
+def test_a_path_too_long_for_kinetos_own_sockets_is_refused_and_the_longest_is_not(
+    tmp_path: Path,
+) -> None:
+    room = 54 - len(str(tmp_path)) - 1
+    longest = tmp_path / ("ü" * (room // 2) + "x" * (room % 2))  # two bytes each
+    longest.mkdir()
+    with Listener(longest) as listening:
+        kinetos = longest / f"dynoconfigclient{uuid.uuid4()}"
+        with Client(str(longest / "dynolog"), str(kinetos)) as client:
+            client.send(ask(PID))
+            assert len(list(listening.asks())) == 1
+    longer = longest.with_name(f"{longest.name}x")
+    longer.mkdir()
+    before = descriptors()
+    with pytest.raises(ValueError, match=f"^{FOLDER} must be a path of at most 54 bytes") as caught:
+        Listener(longer)
+    assert str(caught.value).endswith(f"{str(longer)!r} has 55")
+    assert descriptors() == before
+    assert list(longer.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

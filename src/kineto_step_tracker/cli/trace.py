@@ -222,6 +222,7 @@ _WORDS = {
     State.WRITTEN: "has written {0.file.name}; to be checked",
     State.WHOLE: "delivered a whole trace",
     State.WRONG: "delivered, but not what was asked for",
+    State.UNSURE: "delivered, but without the tracker's marks",
     State.BUSY: "refused: it is recording another trace",
     State.CANCELLED: "gave up for a trace of torch.profiler's",
     State.DIED: "ended",
@@ -251,18 +252,12 @@ def _conclude(out: Console, report: logic.Report) -> None:
             say(out, f"Process {recording.pid} {recording.problem}.", "red", indent=4)
         elif recording.state in (State.TOLD, State.RECORDING):
             say(out, f"Process {recording.pid} {_ON_ITS_WAY}", "yellow", indent=4)
-        elif recording.state is State.WHOLE and recording.first is None:
-            say(out, f"Process {recording.pid} {_UNMARKED}", "yellow", indent=4)
     for why, times in report.refused.items():
         say(out, f"Not answered: {grouped(times)} x {why}.", "yellow", indent=4)
 
 
 _ON_ITS_WAY = (
     "has been told, which cannot be taken back: it records once it comes to the step, or on."
-)
-_UNMARKED = (
-    "has not the tracker installed, which would mark the steps: its iterations are counted by the "
-    "optimizer that stepped most."
 )
 
 

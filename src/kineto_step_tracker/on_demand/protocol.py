@@ -33,7 +33,8 @@ _EVENTS, _ACTIVITIES = 1, 2
 
 _NAME = "dynolog"
 _FOLDER = "KINETO_IPC_SOCKET_DIR"
-_LONGEST_PATH = 107
+# A socket's path has at most 107 bytes, and the names of Kineto's own sockets have 52.
+_LONGEST_FOLDER = 107 - 1 - 52
 # No request is longer than some hundred bytes.
 _LONGEST = 1 << 16
 # As many are read before somebody else has a turn.
@@ -49,7 +50,7 @@ class Ask:
     """A process asks for its configuration.
 
     The first of the pids is its own, the others are its ancestors', as it sees them. ``pid`` is
-    the same process as this one's kernel knows it. ``is_free`` says that it records no trace.
+    the same process as it is known here. ``is_free`` says that it records no trace.
     """
 
     address: str | bytes
@@ -57,6 +58,11 @@ class Ask:
     pids: tuple[int, ...]
     job_id: int
     is_free: bool
+
+    @property
+    def ancestors(self) -> tuple[int, ...]:
+        """Those of its ancestors that are known: in another PID namespace they have other ids."""
+        return self.pids[1:] if self.pids[0] == self.pid else ()
 
 
 class Listener:
@@ -172,10 +178,12 @@ class Listener:
             raise NotADirectoryError(
                 errno.ENOTDIR, f"{_FOLDER} must name a folder", os.fspath(file.parent)
             )
-        if len(os.fsencode(file)) > _LONGEST_PATH:
+        length = len(os.fsencode(file.parent))
+        if length > _LONGEST_FOLDER:
+            # Kineto does not look, and writes over its own memory.
             raise ValueError(
-                f"{_FOLDER} must be shorter: a socket's path has at most {_LONGEST_PATH} bytes, "
-                f"and {os.fspath(file)!r} has {len(os.fsencode(file))}"
+                f"{_FOLDER} must be a path of at most {_LONGEST_FOLDER} bytes, or Kineto has no "
+                f"room for its own sockets there; {os.fspath(file.parent)!r} has {length}"
             )
         try:
             mode = file.stat().st_mode

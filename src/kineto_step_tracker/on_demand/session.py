@@ -45,9 +45,11 @@ _UNLIKE = (
     "recorded other steps than the rest: a multiple of {} passed while one after another asked, "
     "which takes up to 5 s. Choose a larger one"
 )
+_COUNTS = "recorded {} iterations, not {}"
 _UNMARKED = (
-    ". The tracker is not installed there, and PyTorch's own class counts each step of each "
-    "optimizer; kineto_step_tracker.pytorch.install() in the training counts its iterations"
+    "recorded at most {} iterations, where {} were asked for; it has not the tracker installed, "
+    "and PyTorch's own class counts each step of each optimizer. With "
+    "kineto_step_tracker.pytorch.install() the training counts its iterations, and marks them"
 )
 
 
@@ -60,6 +62,7 @@ class State(StrEnum):
     WRITTEN = "written"
     WHOLE = "whole"
     WRONG = "wrong"
+    UNSURE = "unsure"
     BUSY = "busy"
     CANCELLED = "cancelled"
     DIED = "died"
@@ -226,7 +229,7 @@ class _Session:
         self._selector.register(listener, selectors.EVENT_READ)
         self._begun = time.monotonic()
         self._first_ask: float | None = None
-        self._asked: dict[str | bytes, _Process] = {}
+        self._asked: dict[int, _Process] = {}
         # Those of the pids that have not asked, nor anybody below them.
         self._silent = {pid: self._new(pid) for pid in sorted(pids)}
 
@@ -285,41 +288,45 @@ class _Session:
         process = _Process(Recording(pid, self._request.steps))
         try:
             alive = os.pidfd_open(pid)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             raise ProcessLookupError(errno.ESRCH, f"there is no process {pid}") from None
         self._cleanup.callback(os.close, alive)
         self._selector.register(alive, selectors.EVENT_READ, process)
         return process
 
     def _answer(self, ask: Ask) -> None:
-        wanted = not self._pids or not self._pids.isdisjoint((ask.pid, *ask.pids))
-        if not wanted or self._job_id not in (None, ask.job_id):
-            self._listener.tell(ask, "")
-            return
-        if self._first_ask is None:
-            self._first_ask = self.seconds
-        process = self._asked.get(ask.address)
-        if process is None:
-            process = self._silent.pop(ask.pid, None)
-            if process is None:
-                try:
-                    process = self._new(ask.pid)
-                except ProcessLookupError:
-                    return
-            for pid in ask.pids:
-                self._silent.pop(pid, None)
-            process.ancestors = ask.pids[1:]
-            self._asked[ask.address] = process
-        file = self._file_for(process, ask)
+        file = self._file_for(ask) if self._wants(ask) else None
         if file is None:
             self._listener.tell(ask, "")
         elif self._listener.tell(ask, self._request.configuration(file)):
+            process = self._asked[ask.pid]
             process.recording.state = State.TOLD
-            # Kineto puts the process's id there.
-            process.files.append(file.with_stem(f"{file.stem}_{ask.pids[0]}"))
+            process.files.append(_written_by(file, ask))
 
-    def _file_for(self, process: _Process, ask: Ask) -> Path | None:
-        """Return where the process is to record, or None if it is not to."""
+    def _wants(self, ask: Ask) -> bool:
+        """Return whether the process is one that is asked for, and take it in if it is new."""
+        if self._pids and self._pids.isdisjoint((ask.pid, *ask.ancestors)):
+            return False
+        if self._job_id not in (None, ask.job_id):
+            return False
+        if ask.pid not in self._asked:
+            process = self._silent.get(ask.pid)
+            if process is None:
+                try:
+                    process = self._new(ask.pid)
+                except ProcessLookupError:  # it asked, and ended
+                    return False
+            process.ancestors = ask.ancestors
+            for pid in (ask.pid, *ask.ancestors):
+                self._silent.pop(pid, None)
+            self._asked[ask.pid] = process
+        if self._first_ask is None:
+            self._first_ask = self.seconds
+        return True
+
+    def _file_for(self, ask: Ask) -> Path | None:
+        """Return what a process is to be told to write, or None if it is not to record."""
+        process = self._asked[ask.pid]
         self._look(process)
         state = process.recording.state
         if state is State.RECORDING:
@@ -330,7 +337,11 @@ class _Session:
         elif state is State.SILENT and not ask.is_free:
             process.fail(State.BUSY, _BUSY)
         elif state in (State.SILENT, State.TOLD) and ask.is_free:
-            return self._folder / time.strftime("kineto_%Y%m%d-%H%M%S.json")
+            file = self._folder / time.strftime("kineto_%Y%m%d-%H%M%S.json")
+            written = _written_by(file, ask)
+            # Else the next time: it would be taken for what another request has left.
+            if written in process.files or not written.exists():
+                return file
         return None
 
     def _look(self, process: _Process) -> None:
@@ -356,6 +367,11 @@ class _Session:
         )
 
 
+def _written_by(file: Path, ask: Ask) -> Path:
+    """Return where a process writes that is told to write a file: it puts its id into the name."""
+    return file.with_stem(f"{file.stem}_{ask.pids[0]}")
+
+
 def _unfinished(file: Path) -> Path:
     """Where Kineto writes until the file is complete."""
     return file.with_name(f"{file.name}.tmp")
@@ -374,11 +390,13 @@ def _check(recording: Recording, request: Request) -> None:
     recording.optimizers = dict(Counter(span.name for span in found.optimizers))
     if found.steps:
         recording.first, recording.last = found.steps[0], found.steps[-1]
-    if found.iterations != request.iterations:
-        recording.problem = f"recorded {found.iterations} iterations, not {request.iterations}" + (
-            "" if found.steps else _UNMARKED
-        )
-    elif found.steps and request.start not in (None, recording.first):
+    counts = found.iterations, request.iterations
+    if not found.steps:
+        recording.problem = _UNMARKED.format(*counts)
+        recording.state = State.WRONG if found.iterations < request.iterations else State.UNSURE
+    elif found.iterations != request.iterations:
+        recording.problem = _COUNTS.format(*counts)
+    elif request.start not in (None, recording.first):
         recording.problem = _PASSED.format(request.start)
     else:
         recording.state = State.WHOLE

@@ -53,8 +53,8 @@ class Trace:
     def iterations(self) -> int:
         """How many iterations of the training it holds.
 
-        The steps that end in it; without the tracker's marks, what the optimizer that stepped most
-        did, by class and thread, which is too many where one thread has several of a class.
+        The steps that end in it. Without the tracker's marks, how often the optimizers stepped
+        whose class stepped most in one thread: if it has several of that class, that is too many.
         """
         if self.steps:
             return len(self.steps)
