@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import kineto_step_tracker
-from kineto_step_tracker import backend, drop_in, stress, textbook, tracker
+from kineto_step_tracker import backend, drop_in, on_demand, stress, textbook, tracker
+from kineto_step_tracker.on_demand import request
 
 
 def in_new_python(program: str) -> Any:
@@ -65,7 +66,9 @@ print(json.dumps([before, enabled()]))
     assert before == after
 
 
-@pytest.mark.parametrize("module", [kineto_step_tracker, tracker, drop_in, textbook, stress])
+@pytest.mark.parametrize(
+    "module", [kineto_step_tracker, tracker, drop_in, textbook, stress, on_demand, request]
+)
 def test_doctests(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0
