@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from kineto_step_tracker.cli import main, needing
 
-from .running import command
+from .running import RUN, command
 
 
 def test_help_names_every_command_and_every_option() -> None:
     helped = command("--help")
     assert helped.returncode == 0
-    for name in ("demo", "doctor", "stress", "--version", "--help"):
+    for name in ("bench", "demo", "doctor", "stress", "trace", "--version", "--help"):
         assert f"  {name}" in helped.stdout or f", {name}" in helped.stdout
 
 
@@ -106,3 +109,19 @@ def test_a_bad_option_is_named_with_what_came_and_what_was_expected(
     assert refused.stdout == ""
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_is_named_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, "doctor"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "kineto-step-tracker: the output cannot be written: No space left on device\n"
+    )

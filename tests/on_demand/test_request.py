@@ -264,16 +264,15 @@ def test_a_request_does_not_change() -> None:
     assert Request(iterations=1).config is not Request(iterations=1).config
 
 
-@pytest.mark.parametrize("bad", ["a#b", "a=b", "a\nb", "a\tb"])
+@pytest.mark.parametrize("bad", ["#", "=", "\n", "\t", '"', "\\", ".json"])
 def test_a_path_that_kineto_cannot_read_is_refused(bad: str) -> None:
-    path = Path("/tmp", bad, "trace.json")
+    path = Path("/tmp", f"a{bad}b")
     message = (
-        "output must not have '#', '=' or a line break in it, since Kineto cannot read such a "
-        f"path; it is {str(path)!r}"
+        f"output must be a path that Kineto can read, without {bad!r} in it; it is {str(path)!r}"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check_path("output", path)
-    check_path("output", Path("/tmp/a b/ü'\".json"))
+    check_path("output", Path("/tmp/a b/ü'.jsn"))
 
 
 def test_a_request_does_not_change_with_what_it_was_made_from() -> None:

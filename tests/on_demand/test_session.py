@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -23,6 +24,8 @@ from kineto_step_tracker.on_demand import (
     Report,
     Request,
     State,
+    Trace,
+    read,
     session,
 )
 
@@ -349,7 +352,8 @@ def test_a_start_that_was_passed_is_wrong(asking: Asking) -> None:
     assert recording.state is State.WRONG
     assert (recording.first, recording.last, recording.iterations) == (2001, 2005, 5)
     assert recording.problem == (
-        "had passed step 1000 when it was told, and recorded its next steps instead"
+        "recorded other steps than from 1000 on: it had passed that when it was told, or its count "
+        "is not Kineto's plus one, since it was set by hand or began with a later step"
     )
     assert not report.is_whole
 
@@ -362,15 +366,40 @@ def test_a_start_that_comes_later_than_asked_is_wrong(asking: Asking) -> None:
     assert not report.is_whole
 
 
-@pytest.mark.parametrize("number", [-4, -2, 3])
-def test_too_few_or_too_many_iterations_are_wrong(number: int, asking: Asking) -> None:
+@pytest.mark.parametrize("number", [-4, -2])
+def test_too_few_iterations_are_wrong(number: int, asking: Asking) -> None:
     with training(asking.sockets, "--more", str(number), "--late", "3") as one:
         report = asking(pids=[one.pid])
     (recording,) = report.recordings
     assert recording.state is State.WRONG
     assert recording.iterations == 5 + number
-    assert recording.problem == f"recorded {5 + number} iterations, not 5"
+    assert (recording.problem, recording.cut) == (f"recorded {5 + number} iterations, not 5", 0)
     assert not report.is_whole
+
+
+def test_what_kineto_records_too_many_is_cut_from_the_file(asking: Asking) -> None:
+    with training(asking.sockets, "--more", "3") as one:
+        report = asking(pids=[one.pid])
+    (recording,) = report.recordings
+    assert (recording.state, recording.cut, recording.iterations) == (State.WHOLE, 3, 5)
+    assert recording.file is not None
+    trace = read(recording.file)
+    assert (trace.steps, trace.size) == (tuple(range(11, 16)), recording.size)
+    assert (recording.first, recording.last) == (11, 15)
+    assert asking.files() == [recording.file.name]
+
+
+def test_what_cannot_be_cut_is_wrong(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(trace: Trace, iterations: int) -> Trace:
+        raise PermissionError(errno.EACCES, "Permission denied", str(trace.file))
+
+    monkeypatch.setattr(session, "cut", fail)
+    with training(asking.sockets, "--more", "3") as one:
+        report = asking(pids=[one.pid])
+    (recording,) = report.recordings
+    assert recording.state is State.WRONG
+    assert recording.problem is not None
+    assert recording.problem.startswith("recorded 8 iterations, not 5, and cannot be cut: ")
 
 
 @pytest.mark.parametrize(
@@ -438,7 +467,8 @@ def test_a_trace_that_torch_profiler_took_over_is_cancelled(asking: Asking) -> N
         report = asking(pids=[one.pid])
     assert states(report) == [State.CANCELLED]
     assert report.recordings[0].problem == (
-        "began, and torch.profiler took over for a trace of its own"
+        "began, and Kineto gave up: torch.profiler took over for a trace of its own, the folder is "
+        "full or gone, or the process has become another program"
     )
     assert not report.is_whole
     assert asking.files() == []
@@ -481,7 +511,8 @@ def test_who_was_told_and_takes_no_steps_is_unfinished(asking: Asking, clock: Cl
     assert states(report) == [State.UNFINISHED]
     assert report.recordings[0].problem == (
         "was told and has not begun: it has not come to the step, takes no steps of an optimizer, "
-        "or cannot write into the folder. Once it comes to the step, it records after all"
+        "cannot write into the folder, or still waits for the step of another request, which "
+        "Kineto does not tell. If it can, it records after all"
     )
     assert not report.is_whole
 
@@ -505,8 +536,8 @@ def test_a_named_process_that_never_asks_is_unfinished(asking: Asking, clock: Cl
     assert found[one.pid].state is State.WHOLE
     assert found[two.pid].state is State.UNFINISHED
     assert found[two.pid].problem == (
-        "has not asked: start the training with KINETO_USE_DAEMON=1, and with the same "
-        "KINETO_IPC_SOCKET_DIR as this, if any"
+        "has not asked, which Kineto does every 5 s: start the training with "
+        "KINETO_USE_DAEMON=1, and with the same KINETO_IPC_SOCKET_DIR as this, if any"
     )
     assert not report.is_whole
 
@@ -527,7 +558,7 @@ def test_a_named_process_is_waited_for_when_the_others_have_settled(
 
 
 def test_one_wrong_trace_is_enough_for_a_report_that_is_not_whole(asking: Asking) -> None:
-    with training(asking.sockets) as one, training(asking.sockets, "--more", "1") as two:
+    with training(asking.sockets) as one, training(asking.sockets, "--more", "-1") as two:
         report = asking(pids=[one.pid, two.pid])
     assert sorted(states(report)) == [State.WHOLE, State.WRONG]
     assert not report.is_whole
@@ -649,9 +680,9 @@ def test_a_number_that_no_process_has_is_refused(pid: int, asking: Asking) -> No
     assert not asking.holds_the_name()
 
 
-@pytest.mark.parametrize("name", ["a#b", "a=b", "a\nb"])
+@pytest.mark.parametrize("name", ["a#b", "a=b", "a\nb", 'a"b', "a\\b", "a.json.d"])
 def test_a_folder_that_kineto_cannot_be_told_is_refused(name: str, asking: Asking) -> None:
-    with pytest.raises(ValueError, match="output must not have '#', '=' or a line break in it"):
+    with pytest.raises(ValueError, match="output must be a path that Kineto can read, without "):
         asking(output=asking.sockets / name)
     assert not (asking.sockets / name).exists()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kineto_step_tracker.on_demand import Span, Trace, read
+from kineto_step_tracker.on_demand.trace_file import cut
 
 BEGIN = 5294417653498.75
 Event = dict[str, Any]
@@ -288,3 +289,53 @@ def test_what_was_read_does_not_change(tmp_path: Path) -> None:
         found.duration = 1.0  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         found.annotations[0].name = "backward"  # type: ignore[misc]
+
+
+def too_long(folder: Path) -> Path:
+    """Steps 5 and 6, and then one more and the begin of another, on two threads."""
+    flow = {"ph": "f", "id": 3, "pid": 7, "tid": 8, "ts": BEGIN + 320, "name": "fwdbwd", "bp": "e"}
+    return written(
+        folder,
+        START,
+        *REST,
+        *(step_of("SGD", 90), mark(5, 100), step_of("SGD", 195), mark(6, 200)),
+        span("across the end", 190, 50, tid=8),
+        *(span("aten::add_", 201, cat="cpu_op"), flow, step_of("SGD", 290), mark(7, 300)),
+        {"ph": "M", "name": "thread_name", "ts": BEGIN + 900, "pid": 7, "tid": 8, "args": {}},
+        END,
+    )
+
+
+def test_what_comes_after_the_steps_asked_for_is_cut(tmp_path: Path) -> None:
+    file = too_long(tmp_path)
+    file.chmod(0o640)
+    before = json.loads(file.read_text())
+    left = cut(read(file), 2)
+    assert left == read(file)
+    assert (left.steps, left.iterations, left.duration) == ((5, 6), 2, 200.5)
+    assert [span.name for span in left.annotations if span.thread == 8] == ["across the end"]
+    assert file.stat().st_mode & 0o777 == 0o640
+    after = json.loads(file.read_text())
+    assert {**after, "traceEvents": []} == {**before, "traceEvents": []}
+    kept = [event["name"] for event in after["traceEvents"]]
+    assert kept.count("thread_name") == 2  # metadata, whatever its time
+    assert "aten::add_" not in kept
+    (whole,) = [e for e in after["traceEvents"] if e["name"] == "PyTorch Profiler (0)"]
+    assert whole["dur"] == 200.5
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_replaced_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = too_long(tmp_path)
+    before = file.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(PermissionError):
+        cut(read(file), 2)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]

@@ -140,15 +140,15 @@ class _StandIn:
         unfinished = self._unfinished
         if unfinished is None:
             if self._since == self._options.pending:
-                trace = json.dumps(self._trace())
-                self._file.with_name(f"{self._file.name}.tmp").write_text(
-                    trace[: len(trace) // 2] if self._options.half else trace
-                )
+                # As libkineto's, it is empty until it is complete.
+                self._file.with_name(f"{self._file.name}.tmp").touch()
                 if self._options.die == "recording":
                     os._exit(1)
         elif not self._options.cancel and (
             self._since >= self._options.pending + self._options.recording
         ):
+            trace = json.dumps(self._trace())
+            unfinished.write_text(trace[: len(trace) // 2] if self._options.half else trace)
             unfinished.rename(self._file)
             self._configuration = {}
 

@@ -7,7 +7,9 @@ call lives outside.
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import signal
 import sys
 import threading
@@ -15,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _INTERRUPTED = 130
+_UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 def main() -> None:
@@ -29,6 +32,13 @@ def main() -> None:
             raise
         print("interrupted", file=sys.stderr)
         sys.exit(_INTERRUPTED)
+    except OSError as error:
+        # A file of the user's is answered for where it is written.
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        # What is still to be written would fail once more, at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(f"kineto-step-tracker: the output cannot be written: {error.strerror}")
     finally:
         # What is alive now ends with the process. Searching all that PyTorch and scikit-learn
         # have left for cycles first would take up to a second.

@@ -60,4 +60,6 @@ def bars(to: Console, rows: Sequence[tuple[str, int, str, str]]) -> None:
 
 def grouped(number: int) -> str:
     """A whole number with its digits in groups of three, which no line break separates."""
-    return f"{number:,}".replace(",", "\u00a0" if sys.stdout.encoding == "utf-8" else " ")
+    return f"{number:,}".replace(
+        ",", "\u00a0" if getattr(sys.stdout, "encoding", "") == "utf-8" else " "
+    )

@@ -26,7 +26,8 @@ from kineto_step_tracker.on_demand import State
 
 _MOST_SECONDS = 30 * 86_400
 # Kineto asks every 5 seconds: if nobody has by then, something may be wrong.
-_PATIENCE = 11
+_PATIENCE = 7
+_TOO_SHORT = "nobody has asked in {:g} s. Kineto does every 5 s, so give it longer, by --timeout."
 _NOBODY = (
     "no training has asked. Start it with KINETO_USE_DAEMON=1 in its environment and PyTorch 2.13 "
     "or later for Linux, and let it step an optimizer; give it the same KINETO_IPC_SOCKET_DIR as "
@@ -146,13 +147,14 @@ def trace(
     except ValueError as error:
         raise typer.BadParameter(f"{error}.") from None
     out = Console(file=sys.stderr, quiet=True) if as_json else console()
-    say(out, f"Asking for {request.steps}; the files go to {output.absolute()}.")
     last = logic.Report(0.0, (), {})
     try:
         with (_live if out.is_interactive else _lines)(out) as show:
 
             def watch(report: logic.Report) -> None:
                 nonlocal last
+                if last.seconds == 0:
+                    say(out, f"Asking for {request.steps}; the files go to {output.absolute()}.")
                 last = report
                 show(report)
 
@@ -167,15 +169,15 @@ def trace(
     except (OSError, ValueError, RuntimeError) as error:
         raise SystemExit(f"kineto-step-tracker: {_reason(error)}") from None
     except KeyboardInterrupt:
-        _conclude(out, last)
+        # What has been told cannot be taken back.
+        _conclude(out, last, as_json)
         raise
-    if as_json:
-        print(json.dumps({**asdict(last), "is_whole": last.is_whole}, indent=2, default=str))
-    _conclude(out, last)
+    _conclude(out, last, as_json)
     if plot is not None:
         _draw(last, plot)
     if not last.recordings:
-        print(f"kineto-step-tracker: {_NOBODY}", file=sys.stderr)
+        why = _NOBODY if last.seconds > _PATIENCE else _TOO_SHORT.format(timeout)
+        print(f"kineto-step-tracker: {why}", file=sys.stderr)
     raise typer.Exit(0 if last.is_whole else 1)
 
 
@@ -233,46 +235,51 @@ _WORDS = {
 
 def _so_far(report: logic.Report) -> str:
     if report.recordings:
-        return "waiting for them, and for 6 s for others"
+        return "waiting"
     if report.seconds < _PATIENCE:
         return "waiting for training to ask, which Kineto does every 5 s"
     return _NOBODY
 
 
-def _conclude(out: Console, report: logic.Report) -> None:
+def _conclude(out: Console, report: logic.Report, as_json: bool) -> None:
+    if as_json:
+        found = {**asdict(report), "is_whole": report.is_whole}
+        print(json.dumps(found, indent=2, default=str), flush=True)
+        return
     out.print()
     if report.recordings:
-        table = Table("process", "asked for", "recorded", "iterations", "file", "size", box=None)
+        heads = ("process", "", "asked for", "recorded", "iterations", "file", "size")
+        table = Table(*heads, box=None)
         for recording in report.recordings:
             table.add_row(*_row(recording))
         tabulate(out, table)
         out.print()
     for recording in report.recordings:
+        who = f"Process {recording.pid}"
+        if recording.cut:
+            say(out, f"{who} {_CUT.format(recording.cut)}", indent=4)
         if recording.problem is not None:
-            say(out, f"Process {recording.pid} {recording.problem}.", "red", indent=4)
+            say(out, f"{who} {recording.problem}.", "red", indent=4)
         elif recording.state in (State.TOLD, State.RECORDING):
-            say(out, f"Process {recording.pid} {_ON_ITS_WAY}", "yellow", indent=4)
+            say(out, f"{who} {_ON_ITS_WAY}", "yellow", indent=4)
     for why, times in report.refused.items():
         say(out, f"Not answered: {grouped(times)} x {why}.", "yellow", indent=4)
 
 
+_CUT = "recorded {} more before Kineto stopped, which have been cut from the file."
 _ON_ITS_WAY = (
-    "has been told, which cannot be taken back: it records once it comes to the step, or on."
+    "has been told, which cannot be taken back: it records once it comes to the step, or on, and "
+    "until then no other request."
 )
 
 
 def _row(recording: logic.Recording) -> tuple[str, ...]:
+    first = (str(recording.pid), recording.state, recording.asked)
     steps = "" if recording.first is None else f"steps {recording.first} to {recording.last}"
     if recording.size is None:
-        return str(recording.pid), recording.asked, steps or recording.state, "", "", ""
-    return (
-        str(recording.pid),
-        recording.asked,
-        steps or recording.state,
-        str(recording.iterations),
-        str(recording.file),
-        f"{grouped(round(recording.size / 1000))} kB",
-    )
+        return (*first, steps, "", "", "")
+    size = f"{grouped(round(recording.size / 1000))} kB"
+    return (*first, steps, str(recording.iterations), str(recording.file), size)
 
 
 def _draw(report: logic.Report, file: Path) -> None:

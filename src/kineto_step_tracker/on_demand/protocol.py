@@ -89,12 +89,13 @@ class Listener:
         # Datagrams that were not answered, by why.
         self.refused: Counter[str] = Counter()
         self._contexts: set[tuple[int, int, int]] = set()
+        self._is_bound = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._bind()
         except BaseException:
-            self._socket.close()
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -105,8 +106,9 @@ class Listener:
 
     def close(self) -> None:
         """Free the address."""
-        if self._socket.fileno() >= 0 and self._file is not None:
+        if self._is_bound and self._file is not None:
             self._file.unlink(missing_ok=True)
+        self._is_bound = False
         self._socket.close()
 
     def fileno(self) -> int:
@@ -169,6 +171,7 @@ class Listener:
             if error.errno == errno.EADDRINUSE:
                 raise self._taken() from None
             raise type(error)(error.errno, error.strerror, os.fspath(self._file or _NAME)) from None
+        self._is_bound = True
         if self._file is not None:
             # For the training of other users, where root runs this; who asks is checked anyway.
             self._file.chmod(0o666)

@@ -31,6 +31,8 @@ _FIRST = 2
 _KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 # Where a line of the configuration would end, or mean something else.
 _UNSPEAKABLE = re.compile(r"[#=\x00-\x1f]")
+# What Kineto puts into its files without escaping it, or takes for the ending of their names.
+_NOT_IN_PATHS = re.compile(rf"{_UNSPEAKABLE.pattern}|[\"\\]|\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +165,10 @@ def _check_line(key: str, value: str) -> None:
 
 
 def check_path(name: str, path: Path) -> None:
-    """Refuse a path that Kineto's configuration cannot hold."""
-    if _UNSPEAKABLE.search(str(path)):
+    """Refuse a folder that Kineto cannot write to."""
+    found = _NOT_IN_PATHS.search(str(path))
+    if found is not None:
         raise ValueError(
-            f"{name} must not have '#', '=' or a line break in it, since Kineto cannot read such "
-            f"a path; it is {str(path)!r}"
+            f"{name} must be a path that Kineto can read, without {found.group()!r} in it; it is "
+            f"{str(path)!r}"
         )

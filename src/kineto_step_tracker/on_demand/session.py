@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kineto_step_tracker.on_demand.protocol import Ask, Listener
 from kineto_step_tracker.on_demand.request import Request, check_path
-from kineto_step_tracker.on_demand.trace_file import read
+from kineto_step_tracker.on_demand.trace_file import cut, read
 
 # Kineto asks every 5 seconds: by then everybody who is there has.
 _SETTLE = 6.0
@@ -29,18 +29,25 @@ _TICK = 0.1
 _LONGEST = 10**9
 
 _SILENT = (
-    "has not asked: start the training with KINETO_USE_DAEMON=1, and with the same "
-    "KINETO_IPC_SOCKET_DIR as this, if any"
+    "has not asked, which Kineto does every 5 s: start the training with KINETO_USE_DAEMON=1, and "
+    "with the same KINETO_IPC_SOCKET_DIR as this, if any"
 )
 _NOT_BEGUN = (
-    "was told and has not begun: it has not come to the step, takes no steps of an optimizer, or "
-    "cannot write into the folder. Once it comes to the step, it records after all"
+    "was told and has not begun: it has not come to the step, takes no steps of an optimizer, "
+    "cannot write into the folder, or still waits for the step of another request, which Kineto "
+    "does not tell. If it can, it records after all"
 )
 _NOT_ENDED = "has begun and not ended. It records on"
 _BUSY = "is recording another trace; ask again when that is over"
-_CANCELLED = "began, and torch.profiler took over for a trace of its own"
+_CANCELLED = (
+    "began, and Kineto gave up: torch.profiler took over for a trace of its own, the folder is "
+    "full or gone, or the process has become another program"
+)
 _DIED = "ended before its trace was whole"
-_PASSED = "had passed step {} when it was told, and recorded its next steps instead"
+_ELSEWHERE = (
+    "recorded other steps than from {} on: it had passed that when it was told, or its count is "
+    "not Kineto's plus one, since it was set by hand or began with a later step"
+)
 _UNLIKE = (
     "recorded other steps than the rest: a multiple of {} passed while one after another asked, "
     "which takes up to 5 s. Choose a larger one"
@@ -79,8 +86,8 @@ class Recording:
     """What one process was asked for, and what came of it.
 
     ``first`` and ``last`` are the steps recorded, None without the tracker's marks in the file;
-    ``iterations`` is how many it holds, ``optimizers`` how often each class of them stepped in it,
-    ``problem`` what is wrong, in a sentence.
+    ``iterations`` is how many it holds, ``cut`` how many more Kineto had recorded before it
+    stopped, ``optimizers`` how often each class of them stepped in it, ``problem`` what is wrong.
     """
 
     pid: int
@@ -91,6 +98,7 @@ class Recording:
     iterations: int | None = None
     first: int | None = None
     last: int | None = None
+    cut: int = 0
     optimizers: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
 
@@ -205,8 +213,10 @@ class _Process:
     def fail(self, state: State, problem: str) -> None:
         self.recording.state, self.recording.problem = state, problem
         if state in (State.DIED, State.CANCELLED):
-            for file in self.files:
-                _unfinished(file).unlink(missing_ok=True)
+            for file in map(_unfinished, self.files):
+                # What has been written may be wanted.
+                if file.exists() and file.stat().st_size == 0:
+                    file.unlink()
 
 
 class _Session:
@@ -288,7 +298,7 @@ class _Session:
         process = _Process(Recording(pid, self._request.steps))
         try:
             alive = os.pidfd_open(pid)
-        except (ProcessLookupError, OverflowError):
+        except (ProcessLookupError, FileNotFoundError, OverflowError):
             raise ProcessLookupError(errno.ESRCH, f"there is no process {pid}") from None
         self._cleanup.callback(os.close, alive)
         self._selector.register(alive, selectors.EVENT_READ, process)
@@ -386,6 +396,13 @@ def _check(recording: Recording, request: Request) -> None:
     except (OSError, ValueError) as error:
         recording.problem = f"wrote a file that cannot be read: {error}"
         return
+    uncut = None
+    if len(found.steps) > request.iterations:
+        try:
+            recording.cut = len(found.steps) - request.iterations
+            found = cut(found, request.iterations)
+        except OSError as error:
+            recording.cut, uncut = 0, error
     recording.size, recording.iterations = found.size, found.iterations
     recording.optimizers = dict(Counter(span.name for span in found.optimizers))
     if found.steps:
@@ -395,9 +412,11 @@ def _check(recording: Recording, request: Request) -> None:
         recording.problem = _UNMARKED.format(*counts)
         recording.state = State.WRONG if found.iterations < request.iterations else State.UNSURE
     elif found.iterations != request.iterations:
-        recording.problem = _COUNTS.format(*counts)
+        recording.problem = _COUNTS.format(*counts) + (
+            f", and cannot be cut: {uncut}" if uncut else ""
+        )
     elif request.start not in (None, recording.first):
-        recording.problem = _PASSED.format(request.start)
+        recording.problem = _ELSEWHERE.format(request.start)
     else:
         recording.state = State.WHOLE
 

@@ -14,7 +14,11 @@ from typing import Any
 from kineto_step_tracker.drop_in import MARK
 
 OPTIMIZER = "Optimizer.step#"
-_BEGIN, _END = "Iteration Start: PyTorch Profiler", "Record Window End"
+_BEGIN, _END, _SPAN = (
+    "Iteration Start: PyTorch Profiler",
+    "Record Window End",
+    "PyTorch Profiler (0)",
+)
 _COUNTED = "user_annotation"
 
 
@@ -95,6 +99,39 @@ def read(file: Path) -> Trace:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is no whole trace of Kineto's: {error!r}") from error
+
+
+def cut(trace: Trace, iterations: int) -> Trace:
+    """Take what comes after the end of so many steps out of a trace file, and return what is left.
+
+    Kineto ends a trace from another thread, and by then quick training is some steps further on.
+    What had begun stays. It takes some ten times the memory of the text.
+
+    Raises:
+        OSError: the file cannot be read or replaced. It is as it was.
+    """
+    with trace.file.open(encoding="utf-8", errors="surrogateescape") as text:
+        content = json.load(text)
+    events = content["traceEvents"]
+    last = f"{MARK}{trace.steps[iterations - 1]}"
+    (end,) = (event["ts"] + event["dur"] for event in events if event.get("name") == last)
+    for event in events:
+        if event["name"] == _END:
+            event["ts"] = end
+        elif event["name"] == _SPAN:
+            event["dur"] = end - event["ts"]
+    content["traceEvents"] = [
+        event for event in events if event.get("ph") == "M" or event["ts"] <= end
+    ]
+    rest = trace.file.with_name(f"{trace.file.name}.cut")
+    try:
+        with rest.open("w", encoding="utf-8", errors="surrogateescape") as text:
+            json.dump(content, text)
+        rest.chmod(trace.file.stat().st_mode & 0o777)
+        rest.replace(trace.file)
+    finally:
+        rest.unlink(missing_ok=True)
+    return read(trace.file)
 
 
 def _only_what_counts(event: dict[str, Any]) -> dict[str, Any] | None:
