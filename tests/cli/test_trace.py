@@ -57,8 +57,8 @@ def test_a_whole_trace_is_shown_with_its_steps_and_its_file(sockets: Path) -> No
             )
     found = rows(done.stdout)
     assert found.keys() == {one.pid, two.pid}
-    *words, file, size = found[two.pid]
-    assert words == ["whole", "the next 5 steps", "steps 21 to 25", "5"]
+    *cells, file, size = found[two.pid]
+    assert cells == ["whole", "the next 5 steps", "steps 21 to 25", "5"]
     assert Path(file).is_file()
     assert re.fullmatch(rf"kineto_\d{{8}}-\d{{6}}_{two.pid}\.json", Path(file).name)
     assert size == f"{round(Path(file).stat().st_size / 1000)} kB"
