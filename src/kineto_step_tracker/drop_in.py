@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import MutableMapping
+from time import perf_counter, sleep
 
 from kineto_step_tracker._atomic import dict_get, keep_for_ever
 from kineto_step_tracker.tracker import StepTracker, _checked_step, _plain_name
@@ -29,6 +30,11 @@ step_kineto = True
 # the step ends here.
 MARK = "KinetoStepTracker.step#"
 
+# In seconds: Kineto's step takes longer only when it starts a thread, or is kept from the CPU.
+_ENDING = 10e-6
+_PATIENCE = 5e-3
+_NAP = 20e-6
+
 # PyTorch's "is a trace being recorded?" and what begins an annotation in it, which ends when its
 # result is dropped. kineto_step_tracker.pytorch.install() brings both. Neither runs Python code.
 is_recording: Callable[[], bool] | None = None
@@ -42,11 +48,27 @@ def _on_step(step: int) -> None:
         # None while PyTorch is still being imported.
         kineto = getattr(profiler, "_kineto_step", None)
         if kineto is not None:
-            # Before Kineto begins or ends a trace, so that the marks in it are the steps in it.
             ask = is_recording  # once: uninstall() on another thread may take it away
-            if ask is not None and ask():
-                annotate(MARK + str(step))
+            if ask is None or not ask():
+                kineto()
+                return
+            # Before Kineto ends the trace, so that the marks in it are the steps in it.
+            annotate(MARK + str(step))
+            began = perf_counter()
             kineto()
+            if perf_counter() - began > _ENDING:
+                _await_end(ask)
+
+
+def _await_end(ask: Callable[[], bool]) -> None:
+    """Wait until the trace that Kineto seems to be ending has ended, though not for long.
+
+    Kineto ends it from a thread that it starts for that. Meanwhile training would go on into the
+    trace, and into the memory that this thread frees: PyTorch 2.13 may crash then.
+    """
+    deadline = perf_counter() + _PATIENCE
+    while ask() and perf_counter() < deadline:
+        sleep(_NAP)
 
 
 _tracker = StepTracker(_on_step)

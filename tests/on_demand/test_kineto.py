@@ -119,8 +119,9 @@ def test_one_request_after_the_other(sockets: Path) -> None:
         assert recording.state is State.WHOLE, recording
         assert recording.file is not None
         trace = read(recording.file)
-        # The iteration that raises the count to n is number n - 1 by the training's own count.
-        assert marks(trace) == [step - 1 for step in trace.steps]
+        # The iteration that raises the count to n is number n - 1 by the training's own count. The
+        # one after the last may have begun.
+        assert marks(trace)[: len(trace.steps)] == [step - 1 for step in trace.steps]
     assert (plain.iterations, narrow.iterations, later.iterations) == (10, 3, 10)
     assert (later.first, later.last) == (start, start + 9)
     assert late.state is State.WRONG
@@ -172,7 +173,7 @@ def test_ranks_that_start_one_after_the_other_record_the_same_steps(sockets: Pat
     rest = (str(sockets / "store"), str(gate), "150")
     with (
         training(sockets, *rank, "0", *rest) as first,
-        training(sockets, *rank, "1", *rest) as (second),
+        training(sockets, *rank, "1", *rest) as second,
     ):
         assert hear(first) == hear(second) == "begun"
         report = on_demand.trace(
@@ -182,7 +183,9 @@ def test_ranks_that_start_one_after_the_other_record_the_same_steps(sockets: Pat
             watch=let_go,
         )
     assert report.is_whole, report
-    assert [(r.first, r.last) for r in report.recordings] == [(202, 211), (202, 211)]
+    # Told before they had come to 100 or, as is more likely, after.
+    steps = [(recording.first, recording.last) for recording in report.recordings]
+    assert steps in ([(102, 111)] * 2, [(202, 211)] * 2)
 
 
 def test_a_trace_of_torch_profilers_has_priority(sockets: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has it")
 
+from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 
 from kineto_step_tracker import KinetoStepTracker, drop_in, pytorch
@@ -71,3 +75,44 @@ def test_where_pytorch_cannot_be_asked_nothing_is_marked(
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         sgd().step()
     assert (len(kineto), marks(trace)) == (1, [])
+
+
+class Kineto:
+    """Stand-in for Kineto, which takes so long for a step, and ends its trace after some looks."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, seconds: float, looks: float) -> None:
+        self.left = looks
+        self._seconds = seconds
+        patch.setattr(profiler, "_kineto_step", self._step)
+        patch.setattr(drop_in, "is_recording", self._is_recording)
+        patch.setattr(drop_in, "annotate", str)
+
+    def _step(self) -> None:
+        time.sleep(self._seconds)
+
+    def _is_recording(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
+def test_a_step_that_ends_the_trace_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytorch.install(kineto=True)
+    monkeypatch.setattr(drop_in, "_PATIENCE", 60)
+    kineto = Kineto(monkeypatch, seconds=0.001, looks=5)
+    KinetoStepTracker.increment_step("by hand")
+    assert kineto.left == 0
+
+
+def test_other_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytorch.install(kineto=True)
+    monkeypatch.setattr(drop_in, "_ENDING", 60)
+    kineto = Kineto(monkeypatch, seconds=0, looks=5)
+    KinetoStepTracker.increment_step("by hand")
+    assert kineto.left == 4
+
+
+def test_a_trace_that_goes_on_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytorch.install(kineto=True)
+    kineto = Kineto(monkeypatch, seconds=0.001, looks=math.inf)
+    KinetoStepTracker.increment_step("by hand")
+    assert kineto.left == math.inf
