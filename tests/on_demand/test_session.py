@@ -627,7 +627,10 @@ def test_a_worker_that_loads_data_is_not_waited_for(asking: Asking, clock: Clock
 
 def test_a_launcher_is_not_waited_for_but_its_training_is(asking: Asking, clock: Clock) -> None:
     with training(asking.sockets, "--never", "--child", "--ignore", "3") as one:
-        report = asking(pids=[one.pid])
+        settle = once(any_is(State.WRITTEN), jump(clock, SETTLED))
+        report = asking(pids=[one.pid], watch=settle)
+    # It was named for what is below it, of which more might have come.
+    assert report.seconds == SETTLED
     assert report.is_whole
     found = {recording.pid: recording for recording in report.recordings}
     assert found.pop(one.pid).state is State.IDLE
@@ -637,7 +640,8 @@ def test_a_launcher_is_not_waited_for_but_its_training_is(asking: Asking, clock:
 
 def test_a_launcher_is_idle_though_its_training_fails(asking: Asking, clock: Clock) -> None:
     with training(asking.sockets, "--never", "--child", "--more", "-1") as one:
-        report = asking(pids=[one.pid])
+        settle = once(any_is(State.WRITTEN), jump(clock, SETTLED))
+        report = asking(pids=[one.pid], watch=settle)
     found = {recording.pid: recording.state for recording in report.recordings}
     assert found.pop(one.pid) is State.IDLE
     assert list(found.values()) == [State.WRONG]

@@ -272,12 +272,11 @@ class _Session:
             self._look(process)
 
     def is_over(self) -> bool:
-        if any(
-            process.recording.state in _ON_THE_WAY and not self._is_aside(process)
-            for process in self._processes
-        ):
+        training = [process.recording for process in self._processes if not self._is_aside(process)]
+        if any(recording.state in _ON_THE_WAY for recording in training):
             return False
-        if self._pids and self._pids <= {recording.pid for recording in self.recordings}:
+        # Of one that is named for those below it, more may come.
+        if self._pids and self._pids <= {recording.pid for recording in training}:
             return True
         return self._first_ask is not None and self.seconds - self._first_ask > _SETTLE
 
