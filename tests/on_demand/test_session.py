@@ -677,11 +677,26 @@ def test_an_argument_of_another_type_is_refused(bad: dict[str, Any], asking: Ask
     assert not asking.holds_the_name()
 
 
-@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**64])
-def test_a_number_that_no_process_has_is_refused(pid: int, asking: Asking) -> None:
-    with pytest.raises((ValueError, OSError)):
-        asking(pids=[pid])
-    assert not asking.holds_the_name()
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("request", "ten", TypeError, "request must be a Request, not 'ten'"),
+        ("pids", [0], ValueError, "pids must be from 1 up, not 0"),
+        ("pids", [-1], ValueError, "pids must be from 1 up, not -1"),
+        ("pids", ["1"], TypeError, "pids must be ints, not '1'"),
+        ("pids", [True], TypeError, "pids must be ints, not True"),
+        ("job_id", "7", TypeError, "job_id must be an int or None, not '7'"),
+        ("timeout", "7", TypeError, "timeout must be a number of seconds, not '7'"),
+        ("timeout", True, TypeError, "timeout must be a number of seconds, not True"),
+        ("watch", 3, TypeError, "watch must be callable or None, not 3"),
+    ],
+)
+def test_a_bad_argument_is_named(
+    name: str, value: Any, error: type[Exception], message: str, asking: Asking
+) -> None:
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        asking(**{name: value})
+    assert list(asking.sockets.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a#b", "a=b", "a\nb", 'a"b', "a\\b", "a.json.d"])

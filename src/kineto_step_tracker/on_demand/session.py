@@ -164,11 +164,11 @@ def trace(
     The protocol is that of https://github.com/facebookincubator/dynolog, as libkineto in PyTorch
     2.13 speaks it.
     """
-    if not 0 < timeout <= _LONGEST:
-        raise ValueError(f"timeout must be above 0 and at most {_LONGEST} s, not {timeout!r}")
+    pids = frozenset(pids)
+    _check_arguments(request, pids, job_id, timeout, watch)
     folder = _writable(Path(output))
     with Listener(socket_folder) as listener, contextlib.ExitStack() as cleanup:
-        session = _Session(request, folder, frozenset(pids), job_id, listener, cleanup)
+        session = _Session(request, folder, pids, job_id, listener, cleanup)
         while not session.is_over() and session.seconds < timeout:
             session.serve()
             if watch is not None:
@@ -183,6 +183,26 @@ def trace(
     if request.align is not None:
         _compare(session.recordings, request.align)
     return session.report()
+
+
+def _check_arguments(
+    request: object, pids: Iterable[object], job_id: object, timeout: object, watch: object
+) -> None:
+    if not isinstance(request, Request):
+        raise TypeError(f"request must be a Request, not {request!r}")
+    for pid in pids:
+        if not isinstance(pid, int) or isinstance(pid, bool):
+            raise TypeError(f"pids must be ints, not {pid!r}")
+        if pid < 1:
+            raise ValueError(f"pids must be from 1 up, not {pid}")
+    if job_id is not None and (not isinstance(job_id, int) or isinstance(job_id, bool)):
+        raise TypeError(f"job_id must be an int or None, not {job_id!r}")
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}")
+    if not 0 < timeout <= _LONGEST:
+        raise ValueError(f"timeout must be above 0 and at most {_LONGEST} s, not {timeout!r}")
+    if watch is not None and not callable(watch):
+        raise TypeError(f"watch must be callable or None, not {watch!r}")
 
 
 def _writable(folder: Path) -> Path:
