@@ -235,7 +235,7 @@ def test_a_worker_that_imports_pytorch_is_not_waited_for(sockets: Path) -> None:
 def test_a_process_that_takes_no_step_records_nothing(sockets: Path) -> None:
     with training(sockets, str(TRAINING), "still") as process:
         assert hear(process) == "begun"
-        (recording,) = ask(sockets, timeout=12).recordings
+        (recording,) = ask(sockets, timeout=8).recordings
     assert recording.state is State.UNFINISHED
     assert recording.problem is not None
     assert "takes no steps" in recording.problem
