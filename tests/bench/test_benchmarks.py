@@ -10,10 +10,13 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
+# As one of the processes that pyperf would start for each row: once each, all in this one.
+ONCE = ["--worker", "--loops", "1", "--values", "1", "--warmups", "0"]
+
 # By file: what it takes besides this package, and options that make it short.
 SHORT = {
-    "increments.py": ("pyperf", ["--debug-single-value", "--quiet"]),
-    "requesters.py": ("pyperf", ["--debug-single-value", "--quiet"]),
+    "increments.py": ("pyperf", ONCE),
+    "requesters.py": ("pyperf", ONCE),
     "start_up.py": ("pyperf", ["--debug-single-value", "--quiet"]),
     "threads.py": ("rich", ["--turns", "1", "--seconds", "0.001", "--threads", "1", "2"]),
     "memory.py": ("", []),
