@@ -318,12 +318,11 @@ def main() -> None:
 
             draw(
                 [
-                    (name, read_again["two", tracker])
-                    for tracker, name in zip(
-                        reversed(TRACKERS),
-                        ("PyTorch's own class: ten steps are five iterations", "this tracker"),
-                        strict=True,
-                    )
+                    (
+                        "PyTorch's own class: ten steps are five iterations",
+                        read_again["two", "pytorch"],
+                    ),
+                    ("this tracker", read_again["two", "ours"]),
                 ],
                 chosen.plot,
                 f"A trace of {chosen.iterations} iterations with two optimizers",

@@ -325,6 +325,11 @@ def test_what_comes_after_the_steps_asked_for_is_cut(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_step_that_is_there_twice_is_cut_after_the_right_one(tmp_path: Path) -> None:
+    file = written(tmp_path, START, mark(5, 100), mark(6, 200), mark(5, 300), mark(6, 400), END)
+    assert cut(read(file), 3).steps == (5, 6, 5)
+
+
 def test_a_file_that_cannot_be_replaced_is_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -415,13 +415,12 @@ def _check(recording: Recording, request: Request) -> None:
     except (OSError, ValueError) as error:
         recording.problem = f"wrote a file that cannot be read: {error}"
         return
-    uncut = None
-    if len(found.steps) > request.iterations:
+    more, uncut = len(found.steps) - request.iterations, ""
+    if more > 0:
         try:
-            recording.cut = len(found.steps) - request.iterations
-            found = cut(found, request.iterations)
+            found, recording.cut = cut(found, request.iterations), more
         except OSError as error:
-            recording.cut, uncut = 0, error
+            uncut = f", and cannot be cut: {error}"
     recording.size, recording.iterations = found.size, found.iterations
     recording.optimizers = dict(Counter(span.name for span in found.optimizers))
     if found.steps:
@@ -431,9 +430,7 @@ def _check(recording: Recording, request: Request) -> None:
         recording.problem = _UNMARKED.format(*counts)
         recording.state = State.WRONG if found.iterations < request.iterations else State.UNSURE
     elif found.iterations != request.iterations:
-        recording.problem = _COUNTS.format(*counts) + (
-            f", and cannot be cut: {uncut}" if uncut else ""
-        )
+        recording.problem = _COUNTS.format(*counts) + uncut
     elif request.start not in (None, recording.first):
         recording.problem = _ELSEWHERE.format(request.start)
     else:
