@@ -1,0 +1,180 @@
+"""A look at a job from outside: its step, and how each rank stands.
+
+It imports PyTorch, the board and the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
+
+from kineto_step_tracker.fleet.board import FORM, Board
+from kineto_step_tracker.fleet.connection import PATIENCE
+
+# To connect may take a name server's patience on top.
+_CONNECTING = 10.0
+
+
+@dataclass(frozen=True)
+class RankView:
+    """How a rank stands: None for what is not known of it.
+
+    ``rate`` is in steps a second between the last two looks at which it had published anew, ``age``
+    in seconds since it last did, ``behind`` in steps.
+    """
+
+    rank: int
+    step: int | None = None
+    rate: float | None = None
+    age: float | None = None
+    behind: int | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """How a job stands: the largest step of any rank, largest minus smallest, and the ranks."""
+
+    step: int
+    skew: int
+    ranks: tuple[RankView, ...]
+
+
+class Observer:
+    """Looks at a job without being one of its ranks, and writes nothing but empty keys.
+
+    Args:
+        store: where the job's `FleetStep` publish.
+        world_size: what the job's should be; None for whatever it is.
+        prefix: which job, by the end of what its keys begin with; None for the only one there is.
+
+    Raises:
+        LookupError: no such job, or several; the message names what there is.
+        ValueError: the job has another world size.
+        OSError, RuntimeError: the store does not answer.
+
+    >>> import torch.distributed
+    >>> from kineto_step_tracker import StepTracker
+    >>> from kineto_step_tracker.fleet import FleetStep
+    >>> store = torch.distributed.HashStore()
+    >>> tracker = StepTracker(start=7)
+    >>> FleetStep(store, tracker=tracker, rank=0, world_size=2).close()
+    >>> view = Observer(store).look()
+    >>> view.step, [rank.step for rank in view.ranks]
+    (7, [7, None])
+    """
+
+    def __init__(
+        self, store: Store, world_size: int | None = None, prefix: str | None = None
+    ) -> None:
+        # A job's own prefix may stand behind others', as torchrun's and the process group's.
+        form = f"/{FORM}"
+        jobs = sorted(
+            key.removesuffix(form).removeprefix("/")
+            for key in store.list_keys()
+            if key.endswith(form)
+        )
+        wanted = [
+            job for job in jobs if prefix is None or job == prefix or job.endswith(f"/{prefix}")
+        ]
+        if not jobs:
+            raise LookupError("no rank has published anything in this store")
+        if not wanted:
+            raise LookupError(
+                f"no rank has published anything under the prefix {prefix!r} in this store; "
+                f"there is {', '.join(jobs)}"
+            )
+        if len(wanted) > 1:
+            raise LookupError(
+                f"there are several jobs in this store, choose one by its prefix: "
+                f"{', '.join(wanted)}"
+            )
+        self.prefix = wanted[0]
+        form_there = Board(store, 1, self.prefix).form()
+        if form_there is None:
+            raise LookupError("no rank has published anything in this store")
+        self.world_size, self.every = form_there
+        if world_size not in (None, self.world_size):
+            raise ValueError(f"the job's world size is {self.world_size}, not {world_size}")
+        self._board = Board(store, self.world_size, self.prefix)
+        # Of each rank its step and when it was published, by this process's clock, and its rate.
+        self._before: dict[int, tuple[int, float, float | None]] = {}
+
+    def look(self) -> View:
+        """Return how the job stands now. O(number of ranks)."""
+        seen = self._board.read()
+        now = time.monotonic()
+        steps = [step for step, *_ in seen.values()]
+        first, last = max(steps, default=0), min(steps, default=0)
+        ranks = []
+        for rank in range(self.world_size):
+            if rank not in seen:
+                ranks.append(RankView(rank))
+                continue
+            step, age, _ = seen[rank]
+            rate = self._rate(rank, step, now - age)
+            ranks.append(RankView(rank, step, rate, age, first - step))
+        return View(first, first - last, tuple(ranks))
+
+    def _rate(self, rank: int, step: int, published: float) -> float | None:
+        if rank not in self._before:
+            self._before[rank] = (step, published, None)
+            return None
+        step_before, published_before, rate = self._before[rank]
+        between = published - published_before
+        # The clocks that the difference is made of tick apart.
+        if between > 0.005:
+            rate = (step - step_before) / between
+            self._before[rank] = (step, published, rate)
+        return rate
+
+
+def open_store(address: str) -> Store:
+    """Connect to a store by ``tcp://HOST:PORT`` or ``file:PATH``.
+
+    Raises:
+        ValueError: it is neither.
+        OSError: there is no such file, or nobody answers there.
+        RuntimeError: what answers is no store.
+    """
+    if address.startswith("tcp://"):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        if host and port.isdecimal() and 0 < int(port) < 2**16:
+            return _tcp_store(host.strip("[]"), int(port))
+    elif address.startswith("file:"):
+        # A FileStore would wait for it.
+        path = Path(address.removeprefix("file:").removeprefix("//"))
+        with path.open("r+b"):
+            return FileStore(str(path))
+    raise ValueError("a store is given as tcp://HOST:PORT or file:PATH")
+
+
+def _tcp_store(host: str, port: int) -> TCPStore:
+    socket.create_connection((host, port), PATIENCE).close()
+    stores: list[TCPStore] = []
+
+    def connect() -> None:
+        with contextlib.suppress(RuntimeError):
+            stores.append(
+                TCPStore(
+                    host,
+                    port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=PATIENCE),
+                )
+            )
+
+    # It waits without end for the first answer, which what is no store may never give.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_CONNECTING)
+    if not stores:
+        raise RuntimeError("what listens there does not answer as a store of torch.distributed")
+    return stores[0]
