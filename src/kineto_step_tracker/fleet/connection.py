@@ -37,28 +37,28 @@ class Connection:
             # aborted, since a thread of C++ may not find Python gone.
             socket.create_connection((host.host, host.port), PATIENCE).close()
         self.store: Store = store.clone()  # type: ignore[attr-defined]  # the stub has not all
-        self._socket = _bounded(self.store)
+        own = _innermost(self.store)
+        found = re.search(r"client=\w+\(SocketImpl\(fd=(\d+)", repr(own))
+        self._descriptor = None
+        if isinstance(own, TCPStore) and found is not None:
+            self._descriptor = int(found[1])
+            # Some requests are waited for in other ways, by the time that the store itself allows.
+            own.set_timeout(timedelta(seconds=PATIENCE))
+            bound = struct.pack("ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
+            with _shared(self._descriptor) as its_socket:
+                for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    its_socket.setsockopt(socket.SOL_SOCKET, direction, bound)
 
     def end(self) -> None:
         """Let whoever waits for an answer fail at once, on whatever thread."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError), _shared(self._descriptor) as its_socket:
+                its_socket.shutdown(socket.SHUT_RDWR)
 
 
-def _bounded(store: Store) -> socket.socket | None:
-    """Bound how long the store's socket waits, and return it; None for a store without."""
-    own = _innermost(store)
-    found = re.search(r"client=\w+\(SocketImpl\(fd=(\d+)", repr(own))
-    if not isinstance(own, TCPStore) or found is None:
-        return None
-    # Some requests are waited for in other ways, by the time that the store itself allows.
-    own.set_timeout(timedelta(seconds=PATIENCE))
-    shared = socket.socket(fileno=os.dup(int(found[1])))
-    bound = struct.pack("ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
-    for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        shared.setsockopt(socket.SOL_SOCKET, direction, bound)
-    return shared
+def _shared(descriptor: int) -> socket.socket:
+    """Return another handle on a socket of C++, which that keeps."""
+    return socket.socket(fileno=os.dup(descriptor))
 
 
 def _innermost(store: Store) -> Store:
