@@ -18,7 +18,7 @@ from .running import RUN, command
 def test_help_names_every_command_and_every_option() -> None:
     helped = command("--help")
     assert helped.returncode == 0
-    for name in ("bench", "demo", "doctor", "stress", "trace", "--version", "--help"):
+    for name in ("bench", "demo", "doctor", "fleet", "stress", "trace", "--version", "--help"):
         assert f"  {name}" in helped.stdout or f", {name}" in helped.stdout
 
 

@@ -10,6 +10,7 @@ import typer
 from kineto_step_tracker.cli.bench import bench
 from kineto_step_tracker.cli.demo import demo
 from kineto_step_tracker.cli.doctor import doctor
+from kineto_step_tracker.cli.fleet import fleet
 from kineto_step_tracker.cli.stress import stress
 from kineto_step_tracker.cli.trace import trace
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
+app.command()(fleet)
 app.command()(stress)
 app.command()(trace)
 

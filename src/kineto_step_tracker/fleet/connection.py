@@ -38,12 +38,14 @@ class Connection:
             socket.create_connection((host.host, host.port), PATIENCE).close()
         self.store: Store = store.clone()  # type: ignore[attr-defined]  # the stub has not all
         own = _innermost(self.store)
+        # A HashStore is its own clone.
+        if own is not host:
+            own.set_timeout(timedelta(seconds=PATIENCE))
         found = re.search(r"client=\w+\(SocketImpl\(fd=(\d+)", repr(own))
         self._descriptor = None
         if isinstance(own, TCPStore) and found is not None:
             self._descriptor = int(found[1])
-            # Some requests are waited for in other ways, by the time that the store itself allows.
-            own.set_timeout(timedelta(seconds=PATIENCE))
+            # What the store itself allows holds for some of its requests only.
             bound = struct.pack("ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
             with _shared(self._descriptor) as its_socket:
                 for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -20,6 +20,9 @@ from kineto_step_tracker.fleet.connection import PATIENCE
 
 # To connect may take a name server's patience on top.
 _CONNECTING = 10.0
+# A FileStore's file begins with the length, in 4 bytes, and the name of the key that counts how
+# many have it open.
+_FIRST_KEY = b"refcount/"
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,12 @@ def open_store(address: str) -> Store:
     elif address.startswith("file:"):
         # A FileStore would wait for it.
         path = Path(address.removeprefix("file:").removeprefix("//"))
-        with path.open("r+b"):
-            return FileStore(str(path))
+        with path.open("r+b") as file:
+            head = file.read(4 + len(_FIRST_KEY))
+        # In C++ it would read what is no store without end, and not let Ctrl-C through.
+        if head and head[4:] != _FIRST_KEY:
+            raise RuntimeError("the file is no store of torch.distributed")
+        return FileStore(str(path))
     raise ValueError("a store is given as tcp://HOST:PORT or file:PATH")
 
 

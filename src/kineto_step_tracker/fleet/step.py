@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import random
 import threading
 import time
 import uuid
@@ -250,6 +251,8 @@ class FleetStep:
 
     def _run(self) -> None:
         pause, due = 0.0, 0.0
+        # Ranks begin together, and are not to ask all at once ever after.
+        stagger = random.random()
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_called, pause)
@@ -259,7 +262,8 @@ class FleetStep:
                 if self._board is None:
                     self._enter()
                 if is_last or time.monotonic() >= due:
-                    due = time.monotonic() + self._interval
+                    due = time.monotonic() + self._interval * (1 + stagger)
+                    stagger = 0.0
                     self._publish()
                 if is_wanted:
                     self._read()
