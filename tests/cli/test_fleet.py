@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from rich.console import Console
@@ -401,13 +401,21 @@ def mute_listener() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("listener", [http_server, mute_listener])
 def test_what_listens_there_is_no_store(
-    listener: Any, clock: Clock, fleet: _Fleet, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, fleet: _Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kineto_step_tracker.fleet.observer._CONNECTING", 0.2)
-    with listener() as port:
+    monkeypatch.setattr("kineto_step_tracker.fleet.connection._CONNECTING", 0.2)
+    with http_server() as port:
         assert error(fleet(f"tcp://127.0.0.1:{port}")) == NO_STORE
+
+
+def test_what_listens_there_does_not_answer(
+    clock: Clock, fleet: _Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kineto_step_tracker.fleet.connection.PATIENCE", 0.2)
+    with mute_listener() as port:
+        reason = f"127.0.0.1:{port} has not answered in 0.2 s"
+        assert error(fleet(f"tcp://127.0.0.1:{port}")) == reason
 
 
 def test_a_file_that_cannot_be_opened(

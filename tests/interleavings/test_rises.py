@@ -286,6 +286,18 @@ def test_what_a_store_forgot_is_not_called_again() -> None:
     assert calls == [2, 4, 6, 8, 10]
 
 
+def test_what_a_rank_has_seen_raised_it_puts_back_for_all() -> None:
+    rises, other = (load().Rises(name, 2, 0, None) for name in ("rank0", "rank1"))
+    store = Store()
+    for one, step in ((rises, 2), (other, 10), (rises, 4)):
+        one.enter(store)
+        one.raise_to(store, step)
+    store.keys.clear()
+    rises.enter(store)
+    rises.raise_to(store, 4)
+    assert store.records[-1] == "10 rank0"
+
+
 def test_the_job_begins_where_its_first_rank_does() -> None:
     calls: list[int] = []
     store = Store()

@@ -3,6 +3,9 @@
 What PyTorch's TCPStore sends and then waits for, it waits for without end, in C++, with one lock
 for all who use the connection. So the fleet has a connection of its own, and bounds it from below:
 by the timeouts of its socket.
+
+While a process ends no thread should be waiting in C++: CPython before 3.14 aborts the process if
+that one goes on just then. So what can be waited for in Python is.
 """
 
 from __future__ import annotations
@@ -12,12 +15,19 @@ import os
 import re
 import socket
 import struct
+import threading
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 # How long one answer of the store may take.
 PATIENCE = 3.0
+# To connect may take a name server's patience on top.
+_CONNECTING = 10.0
+
+_Result = TypeVar("_Result")
 
 
 class Connection:
@@ -33,10 +43,9 @@ class Connection:
     def __init__(self, store: Store) -> None:
         host = _innermost(store)
         if isinstance(host, TCPStore):
-            # Where nobody listens, PyTorch goes on trying in C++. A process that ends meanwhile is
-            # aborted, since a thread of C++ may not find Python gone.
-            socket.create_connection((host.host, host.port), PATIENCE).close()
-        self.store: Store = store.clone()  # type: ignore[attr-defined]  # the stub has not all
+            find_host(host.host, host.port)
+        clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]  # not in the stub
+        self.store = connected(clone)
         own = _innermost(self.store)
         # A HashStore is its own clone.
         if own is not host:
@@ -56,6 +65,48 @@ class Connection:
         if self._descriptor is not None:
             with contextlib.suppress(OSError), _shared(self._descriptor) as its_socket:
                 its_socket.shutdown(socket.SHUT_RDWR)
+
+
+def find_host(host: str, port: int) -> None:
+    """Return if somebody listens there who is alive, by closing what is closed to them.
+
+    Raises:
+        OSError: nobody does, or they do not answer.
+    """
+    try:
+        with socket.create_connection((host, port), PATIENCE) as probe:
+            probe.shutdown(socket.SHUT_WR)
+            probe.recv(1)
+    except TimeoutError:
+        raise TimeoutError(f"{host}:{port} has not answered in {PATIENCE:g} s") from None
+
+
+def connected(connect: Callable[[], _Result]) -> _Result:
+    """Return what this returns, or raise what it raises.
+
+    It waits in C++, for the first answer without end, and tries again for as long as the store's
+    timeout has it, which may be hours. So it has a thread that is left to itself if it takes long.
+
+    Raises:
+        TimeoutError: it takes too long.
+    """
+    results: list[_Result] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(connect())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="kineto-step-tracker connecting", daemon=True)
+    thread.start()
+    thread.join(_CONNECTING)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError("what listens there does not answer as a store of torch.distributed")
+    return results[0]
 
 
 def _shared(descriptor: int) -> socket.socket:

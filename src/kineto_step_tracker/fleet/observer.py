@@ -5,21 +5,17 @@ It imports PyTorch, the board and the connection.
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from kineto_step_tracker.fleet.board import FORM, Board
-from kineto_step_tracker.fleet.connection import PATIENCE
+from kineto_step_tracker.fleet.connection import PATIENCE, connected, find_host
 
-# To connect may take a name server's patience on top.
-_CONNECTING = 10.0
 # A FileStore's file begins with the length, in 4 bytes, and the name of the key that counts how
 # many have it open.
 _FIRST_KEY = b"refcount/"
@@ -78,11 +74,7 @@ class Observer:
     ) -> None:
         # A job's own prefix may stand behind others', as torchrun's and the process group's.
         form = f"/{FORM}"
-        jobs = sorted(
-            key.removesuffix(form).removeprefix("/")
-            for key in store.list_keys()
-            if key.endswith(form)
-        )
+        jobs = sorted(key.removesuffix(form) for key in store.list_keys() if key.endswith(form))
         wanted = [
             job for job in jobs if prefix is None or job == prefix or job.endswith(f"/{prefix}")
         ]
@@ -143,8 +135,8 @@ def open_store(address: str) -> Store:
 
     Raises:
         ValueError: it is neither.
-        OSError: there is no such file, or nobody answers there.
-        RuntimeError: what answers is no store.
+        OSError: there is no such file, or nobody answers there as a store.
+        RuntimeError: what is there is no store.
     """
     if address.startswith("tcp://"):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
@@ -163,25 +155,14 @@ def open_store(address: str) -> Store:
 
 
 def _tcp_store(host: str, port: int) -> TCPStore:
-    socket.create_connection((host, port), PATIENCE).close()
-    stores: list[TCPStore] = []
-
-    def connect() -> None:
-        with contextlib.suppress(RuntimeError):
-            stores.append(
-                TCPStore(
-                    host,
-                    port,
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=PATIENCE),
-                )
-            )
-
-    # It waits without end for the first answer, which what is no store may never give.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(_CONNECTING)
-    if not stores:
-        raise RuntimeError("what listens there does not answer as a store of torch.distributed")
-    return stores[0]
+    find_host(host, port)
+    return connected(
+        partial(
+            TCPStore,
+            host,
+            port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=PATIENCE),
+        )
+    )

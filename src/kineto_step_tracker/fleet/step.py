@@ -124,7 +124,8 @@ class FleetStep:
         # Tells this process from another that goes by the same rank.
         self._identity = uuid.uuid4().hex
         start = _whole("tracker.current_step()", tracker.current_step(), 0)
-        self._rises = Rises(self._identity, every, start, self._call)
+        on_rise = None if on_step is None else self._call
+        self._rises = Rises(self._identity, every, start, on_rise)
         # Of its thread only; in close() too, to end it.
         self._board: Board | None = None
         self._is_double = False
@@ -177,9 +178,7 @@ class FleetStep:
         if self._process != os.getpid():
             return dict(self._steps)  # the lock may be the parent's for ever
         if threading.current_thread() is self._thread:
-            # From a callback. If it fails, so will what this thread does next, and is reported.
-            with contextlib.suppress(Exception):
-                self._read()
+            self._read_in_callback()
         with self._changed:
             if self._is_open() and time.monotonic() - self._read_at > self._interval:
                 before = self._read_at
@@ -273,7 +272,7 @@ class FleetStep:
                 # A connection that failed once may be out of step with the store.
                 self._board = None
                 self._report(error)
-                if isinstance(error, FleetError):
+                if isinstance(error, FleetError) or self._is_closing:
                     return
                 pause = min(max(2 * pause, self._interval), _LONGEST_PAUSE)
                 due = 0.0
@@ -290,14 +289,14 @@ class FleetStep:
 
     def _publish(self) -> None:
         assert self._board is not None
-        step = self._tracker.current_step()
+        step = _whole("tracker.current_step()", self._tracker.current_step(), 0)
         self._board.publish(self._rank, step, self._identity)
         self._rises.raise_to(self._board.store, step)
 
     def _call(self, step: int) -> None:
+        assert self._on_step is not None
         try:
-            if self._on_step is not None:
-                self._on_step(step)
+            self._on_step(step)
         except BaseException:
             _log.exception("on_step(%d) raised an exception; training goes on", step)
 
@@ -313,6 +312,15 @@ class FleetStep:
             self._steps, self._read_at = steps, time.monotonic()
             self._highest = max(self._highest, self._rises.step, *(s for s, _ in steps.values()), 0)
             self._changed.notify_all()
+
+    def _read_in_callback(self) -> None:
+        assert self._board is not None
+        try:
+            self._read()
+        except Exception:
+            # What is not answered now may be later, to another question. What this thread asks
+            # next is to fail, and will be reported.
+            self._board.end()
 
     def _report(self, error: Exception) -> None:
         with self._changed:
