@@ -31,6 +31,8 @@ _log = logging.getLogger("kineto_step_tracker.fleet")
 _LONGEST_PAUSE = 60.0
 # How long the end of the process waits for a last word to the store.
 _FAREWELL = 2.0
+# Far from what a lock can be waited for.
+_MOST_SECONDS = 1_000_000
 
 
 class RankStep(NamedTuple):
@@ -70,7 +72,7 @@ class FleetStep:
         world_size: how many there are, from 1; None likewise.
         every: of which multiples a callback runs, from 1; the same in all ranks.
         on_step: called with a multiple of ``every``.
-        interval: in seconds, above 0.
+        interval: in seconds, above 0 and up to a million.
         prefix: what the keys in the store begin with. Jobs on one store need different ones.
 
     Raises:
@@ -362,8 +364,8 @@ def _whole(name: str, number: object, least: int, most: int | None = None) -> in
 def _seconds(name: str, number: object) -> float:
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {number!r}")
-    if not 0 <= number <= threading.TIMEOUT_MAX:
-        raise ValueError(f"{name} must be from 0 seconds up, not {number!r}")
+    if not 0 <= number <= _MOST_SECONDS:
+        raise ValueError(f"{name} must be from 0 to {_MOST_SECONDS} seconds, not {number!r}")
     return float(number)
 
 
