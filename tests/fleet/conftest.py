@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,30 +30,21 @@ def no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
 
 
-@pytest.fixture(autouse=True)
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, logger="kineto_step_tracker.fleet")
-    return caplog
-
-
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
-    from torch._C._distributed_c10d import TCPStore
-
     from .stores import Proxy
 
-    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    proxy = Proxy(host.port)
+    proxy = Proxy()
     yield proxy
     proxy.end()
-    del host
 
 
 @pytest.fixture
-def job() -> Iterator[Job]:
+def job(caplog: pytest.LogCaptureFixture) -> Iterator[Job]:
     from .stores import Job
 
-    job = Job()
+    caplog.set_level(logging.INFO, logger="kineto_step_tracker.fleet")
+    job = Job(caplog)
     yield job
     job.close()
 
@@ -60,13 +52,15 @@ def job() -> Iterator[Job]:
 @pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
     """Give each rank its way to one and the same store."""
-    from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
+    from torch._C._distributed_c10d import FileStore, HashStore
 
+    from .stores import client, host
+
+    if request.param == "FileStore":
+        return partial(FileStore, str(tmp_path / "store"))
     if request.param == "HashStore":
         store = HashStore()
         return lambda: store
-    if request.param == "FileStore":
-        return lambda: FileStore(str(tmp_path / "store"))
-    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # The host stays as long as what connects to it.
-    return lambda: TCPStore(host.host, host.port, is_master=False, wait_for_workers=False)
+    there = host()
+    return lambda: client(there.port)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,13 +16,24 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has it")
 
-from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore
 
 from kineto_step_tracker.fleet import connection
 from kineto_step_tracker.fleet.board import Board
 from kineto_step_tracker.fleet.connection import Connection
 
-from .stores import AGAIN, LONG, PREFIX, TROUBLE, Connect, Job, Proxy, logged, reported, wait_until
+from .stores import (
+    AGAIN,
+    LONG,
+    PREFIX,
+    TROUBLE,
+    Connect,
+    Job,
+    Proxy,
+    host,
+    reported,
+    wait_until,
+)
 
 
 @pytest.fixture
@@ -29,70 +41,53 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE", 0.3)
 
 
-def test_the_timeout_of_the_store_is_left_alone(connect: Connect, job: Job) -> None:
+def test_it_has_the_prefixes_of_the_store_and_leaves_its_timeout_alone(connect: Connect) -> None:
     store = connect()
     store.set_timeout(timedelta(seconds=77))
-    rank = job.start(PrefixStore("a", store))
-    wait_until(lambda: rank.says() == {0: 0})
+    Connection(PrefixStore("a", PrefixStore("b", store))).store.set("key", "value")
+    assert PrefixStore("b/a", connect()).get("key") == b"value"
     assert store.timeout == timedelta(seconds=77)  # type: ignore[attr-defined]
 
 
-def test_it_has_the_prefixes_of_the_store(connect: Connect) -> None:
-    Connection(PrefixStore("a", PrefixStore("b", connect()))).store.set("key", "value")
-    assert PrefixStore("b/a", connect()).get("key") == b"value"
-
-
-@pytest.mark.usefixtures("impatient")
-def test_every_operation_is_bounded_and_every_one_fails_once_it_is_ended(proxy: Proxy) -> None:
-    store = proxy.connect()
-    operations = {
-        "compare_set": Board.form,
-        "check, multi_get": Board.read,
-    }
-    boards = {name: Board(store, 1, PREFIX) for name in operations}
-    for board in boards.values():
-        board.read()
-    proxy.stall()
-    for name, board in boards.items():
-        begin = time.monotonic()
-        with pytest.raises(RuntimeError):
-            operations[name](board)
-        assert 0.2 < time.monotonic() - begin < LONG / 2, name
-
-
-def test_who_waits_for_an_answer_is_let_go(proxy: Proxy) -> None:
-    """So closing ends the thread however long its patience would last."""
+@pytest.mark.parametrize("operation", [Board.form, Board.read])
+@pytest.mark.parametrize("patience", [0.3, 1000.0])
+def test_who_waits_for_an_answer_is_let_go_in_time_or_at_the_end(
+    proxy: Proxy,
+    operation: Callable[[Board], object],
+    patience: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "PATIENCE", patience)
     board = Board(proxy.connect(), 1, PREFIX)
+    board.read()
     proxy.stall()
-    errors: list[Exception] = []
+    failed = threading.Event()
 
     def wait() -> None:
-        try:
-            board.form()
-        except RuntimeError as error:
-            errors.append(error)
+        with contextlib.suppress(RuntimeError):
+            operation(board)
+            return
+        failed.set()
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    board.end()
-    thread.join(LONG)
-    assert len(errors) == 1
+    # In C++, where neither a signal nor pytest-timeout would reach the main thread.
+    threading.Thread(target=wait, daemon=True).start()
+    if patience > LONG:
+        board.end()
+    assert failed.wait(LONG)
 
 
 def test_closing_does_not_wait_for_a_connection_that_stalls(
-    proxy: Proxy, job: Job, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+    proxy: Proxy, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PATIENCE", 1000.0)
     rank = job.start(proxy.connect())
-    wait_until(lambda: rank.says() == {0: 0})
+    rank.wait_for({0: 0})
     proxy.stall()
     # By then its thread waits for an answer.
-    wait_until(lambda: rank.age(0) > 0.2)
-    begin = time.monotonic()
-    rank.fleet.close(1)
-    assert rank.has_ended()
-    assert time.monotonic() - begin < LONG / 2
-    assert log.messages == []
+    rank.wait_until_age_grows(0)
+    rank.close(1)
+    wait_until(rank.has_ended)
+    assert job.log.messages == []
 
 
 def test_a_connection_leaves_nothing_open(connect: Connect) -> None:
@@ -114,91 +109,83 @@ def test_a_connection_leaves_nothing_open(connect: Connect) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stall_is_reported_in_time_and_nothing_is_lost(
-    proxy: Proxy, job: Job, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_stall_is_reported_in_time_and_nothing_is_lost(proxy: Proxy, job: Job) -> None:
     ranks = [job.start(proxy.connect(), rank) for rank in range(2)]
     ranks[0].train(3)
-    wait_until(lambda: ranks[0].says() == {0: 3, 1: 0})
-    begin = time.monotonic()
+    ranks[0].wait_for({0: 3, 1: 0})
     with reported(TROUBLE, times=2):
         proxy.stall()
         ranks[0].train(1000)
-    assert time.monotonic() - begin < LONG / 2
-    assert ranks[0].fleet.current_step() == 1003
-    before = ranks[0].age(1)
-    wait_until(lambda: ranks[0].age(1) > before + 0.1)
+    assert ranks[0].current_step() == 1003
+    ranks[0].wait_until_age_grows(1)
     assert ranks[0].says() == {0: 3, 1: 0}
     proxy.go_on()
-    wait_until(lambda: ranks[1].says() == {0: 1003, 1: 0})
-    wait_until(lambda: len(job.calls) == 1003 and logged(log, AGAIN) == 2)
+    ranks[1].wait_for({0: 1003, 1: 0})
+    wait_until(lambda: len(job.calls) == 1003 and job.logged(AGAIN) == 2)
     job.close()
     assert job.calls == list(range(1, 1004))
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_comes_late_is_no_answer_to_another_question(proxy: Proxy, job: Job) -> None:
+def test_what_comes_late_is_no_answer_to_another_question(
+    proxy: Proxy, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A callback that asks for the steps gets no answer in time; it comes when that has ended."""
-    calls: list[int] = []
+    calls, ended, end = list[int](), list[Board](), Board.end
+
+    def noted(board: Board) -> None:
+        ended.append(board)
+        end(board)
+
+    # What PyTorch makes of such an answer is not the same for every operation.
+    monkeypatch.setattr(Board, "end", noted)
 
     def on_step(step: int) -> None:
         calls.append(step)
         if step == 10:
             proxy.stall()
-            rank.fleet.steps()
+            rank.steps()
             proxy.go_on()
 
     rank = job.start(proxy.connect(), on_step=on_step, world_size=1, every=5)
-    wait_until(lambda: rank.says() == {0: 0})
+    rank.wait_for({0: 0})
     rank.train(13)
-    wait_until(lambda: calls == [5, 10])
+    wait_until(lambda: calls == [5, 10] and len(ended) == 1)
     for step in (15, 18, 20, 25):
         rank.train(step - rank.tracker.current_step())
-        wait_until(lambda: rank.says() == {0: step})  # noqa: B023
+        rank.wait_for({0: step})
     job.close()
     assert calls == [5, 10, 15, 20, 25]
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_host_that_is_gone_for_good(proxy: Proxy, job: Job) -> None:
-    rank = job.start(proxy.connect())
-    rank.train()
-    wait_until(lambda: job.calls == [1] and rank.says() == {0: 1})
-    with reported(f"rank 0 {TROUBLE}"):
-        proxy.end()
-    rank.train(1000)
-    before = rank.age(0)
-    wait_until(lambda: rank.age(0) > before + 0.1)
-    rank.fleet.close()
-    assert rank.has_ended()
-    assert rank.fleet.current_step() == 1001
-    assert job.calls == [1]
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_host_that_restarts_with_nothing(
-    proxy: Proxy, job: Job, log: pytest.LogCaptureFixture
-) -> None:
+def test_a_host_that_restarts_with_nothing_and_is_gone_for_good(proxy: Proxy, job: Job) -> None:
     """What it has forgotten is not called again."""
     ranks = [job.start(proxy.connect(), rank) for rank in range(2)]
     ranks[0].train(3)
-    wait_until(lambda: ranks[1].says() == {0: 3, 1: 0} and job.calls == [1, 2, 3])
-    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks[1].wait_for({0: 3, 1: 0})
+    wait_until(lambda: job.calls == [1, 2, 3])
+    proxy.host = host()
     with reported(TROUBLE, times=2):
-        proxy.move(host.port)
-    wait_until(lambda: logged(log, AGAIN) == 2)
+        proxy.cut()
+    wait_until(lambda: job.logged(AGAIN) == 2)
     for rank in ranks:
         rank.train(2)
     for rank in ranks:
-        wait_until(lambda: rank.says() == {0: 5, 1: 2})  # noqa: B023
+        rank.wait_for({0: 5, 1: 2})
     wait_until(lambda: 5 in job.calls)
+    with reported(TROUBLE, times=2):
+        proxy.end()
+    ranks[0].train()
+    ranks[0].wait_until_age_grows(0)
     job.close()
+    assert ranks[0].current_step() == 6
     assert job.calls == [1, 2, 3, 4, 5]
 
 
-def run(program: str, *arguments: object) -> subprocess.Popen[str]:
+def run(program: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-X", "faulthandler", "-c", program, *map(str, arguments)],
+        [sys.executable, "-W", "error", "-X", "faulthandler", "-c", program, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -215,7 +202,7 @@ from kineto_step_tracker.fleet import FleetStep, connection
 class Late:
     # Holds up an interpreter that ends, so that a thread may come back to it from C++.
     def __del__(self, monotonic=time.monotonic, sleep=time.sleep, write=os.write, exit=os._exit):
-        if monotonic() - self.begin > 10:
+        if monotonic() - self.begin > 30:
             exit(3)
         write(1, b"ends\\n")
         sleep(1)
@@ -241,13 +228,11 @@ print([os.waitpid(child, 0)[1] for child in children])
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_process_ends_well_whatever_the_store_does() -> None:
-    """One port each: stalls; stalls, and goes on at the end; is gone; and both of the stalls while
+    """One store each: stalls; stalls, and goes on at the end; is gone; and both of the stalls while
     a new connection is made."""
-    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    proxies = [Proxy(host.port) for _ in range(5)]
-    _, goes_on, is_gone, stalls_anew, goes_on_anew = proxies
-    anew = (stalls_anew, goes_on_anew)
-    ports = (f"{proxy.port}:{0.2 if proxy in anew else 5.0}" for proxy in proxies)
+    proxies = [Proxy() for _ in range(5)]
+    _, goes_on, is_gone, *anew = proxies
+    ports = (f"{proxy.port}:{0.2 if proxy in anew else 60.0}" for proxy in proxies)
     with run(ENDS, *ports) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -260,7 +245,7 @@ def test_a_process_ends_well_whatever_the_store_does() -> None:
         process.stdin.close()
         assert [process.stdout.readline() for _ in proxies] == ["ends\n"] * 5
         goes_on.go_on()
-        goes_on_anew.go_on()
+        anew[1].go_on()
         statuses = process.stdout.read()
     for proxy in proxies:
         proxy.end()
@@ -269,9 +254,9 @@ def test_a_process_ends_well_whatever_the_store_does() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_the_end_of_the_process_publishes_the_last_step(tmp_path: Path) -> None:
-    """Not the end of its child, which does not wait for a lock that was held at the fork either."""
+    """Not the end of its child."""
     program = """
-import os, sys, threading
+import os, sys
 from torch.distributed import FileStore
 from kineto_step_tracker import StepTracker
 from kineto_step_tracker.fleet import FleetStep
@@ -280,26 +265,14 @@ fleet = FleetStep(FileStore(sys.argv[1]), tracker=tracker, rank=0, world_size=2,
                   on_step=lambda step: print(step))
 while not fleet.steps():
     pass
-held, forked = threading.Event(), threading.Event()
-
-def hold():
-    with fleet._changed:
-        held.set()
-        forked.wait()
-
-holder = threading.Thread(target=hold)
-holder.start()
-held.wait()
 child = os.fork()
-forked.set()
 if child:
-    holder.join()
     assert os.waitpid(child, 0)[1] == 0
 for _ in range(3):
     tracker.increment_step("SGD#1")
 """
     path = str(tmp_path / "store")
     process = run(program, path)
-    assert process.communicate(timeout=60) == ("1\n2\n3\n", "")
+    assert process.communicate(timeout=2 * LONG) == ("1\n2\n3\n", "")
     assert process.returncode == 0
     assert Board(FileStore(path), 2, PREFIX).read()[0].step == 3

@@ -2,72 +2,44 @@
 
 from __future__ import annotations
 
-import doctest
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has it")
 
-from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store
 
 from kineto_step_tracker.fleet import Observer, RankView, connection, observer, open_store
 from kineto_step_tracker.fleet.board import Board
 
-from .stores import PREFIX, Connect, Job, wait_until
+from .stores import PREFIX, Connect, host
 
 
-def publish(store: Store, steps: dict[int, int], prefix: str = PREFIX, world_size: int = 3) -> None:
-    board = Board(store, world_size, prefix)
+def publish(store: Store, steps: dict[int, int], prefix: str = PREFIX) -> None:
+    board = Board(store, 3, prefix)
     board.agree(5)
     for rank, step in steps.items():
         board.publish(rank, step, "me")
 
 
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    """Accepts, and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
-
-
-def test_example_in_the_docstring() -> None:
-    result = doctest.testmod(observer)
-    assert result.attempted > 0
-    assert result.failed == 0
-
-
 def test_how_each_rank_stands(connect: Connect) -> None:
-    publish(connect(), {0: 40, 2: 31})
-    view = Observer(connect()).look()
-    assert (view.step, view.skew) == (40, 9)
-    assert [(rank.rank, rank.step, rank.behind) for rank in view.ranks] == [
-        (0, 40, 0),
-        (1, None, None),
-        (2, 31, 9),
-    ]
-    assert view.ranks[1] == RankView(1)
-    assert all(rank.age is not None and 0 <= rank.age < 60 for rank in view.ranks[::2])
-
-
-def test_a_job_of_which_no_rank_has_published_a_step() -> None:
-    store = HashStore()
-    publish(store, {})
-    view = Observer(store).look()
+    publish(connect(), {})
+    looks = Observer(connect(), 3)
+    assert (looks.world_size, looks.every) == (3, 5)
+    view = looks.look()
     assert (view.step, view.skew, view.ranks) == (0, 0, (RankView(0), RankView(1), RankView(2)))
-
-
-def test_it_sees_the_ranks_of_a_job_that_runs(connect: Connect, job: Job) -> None:
-    ranks = [job.start(connect(), rank, start=1) for rank in range(2)]
-    wait_until(lambda: ranks[0].says() == {0: 1, 1: 1})
-    looks = Observer(connect(), 2)
-    assert (looks.world_size, looks.every) == (2, 1)
-    ranks[1].train(3)
-    wait_until(lambda: [rank.step for rank in looks.look().ranks] == [1, 4])
-    assert looks.look().ranks[0].behind == looks.look().skew == 3
-    wait_until(lambda: looks.look().ranks[1].rate is not None)
+    publish(connect(), {0: 40, 2: 31})
+    view = looks.look()
+    assert (view.step, view.skew) == (40, 9)
+    first, second, third = view.ranks
+    assert (first.rank, first.step, first.behind) == (0, 40, 0)
+    assert second == RankView(1)
+    assert (third.rank, third.step, third.behind) == (2, 31, 9)
+    with pytest.raises(ValueError, match=r"^the job's world size is 3, not 2$"):
+        Observer(connect(), 2)
 
 
 def test_rates_are_of_the_last_two_times_that_a_rank_published(
@@ -89,13 +61,17 @@ def test_rates_are_of_the_last_two_times_that_a_rank_published(
     clock = 1_010.0
     assert rates() == [5, None, None]
     assert rates() == [5, None, None]
+    assert [rank.age for rank in looks.look().ranks] == [6, 10, 6]
     clock = 1_024.0
     publish(store, {0: 20, 1: 10, 2: 5})
     assert rates() == [-0.5, 0, 0]
 
 
 def test_a_job_is_found_by_the_end_of_its_prefix(connect: Connect) -> None:
-    """Behind what torchrun and the process group put before it, from both sides of that."""
+    """Behind what torchrun and the process group put before it, from both sides of that.
+
+    That leaves no job behind where none is.
+    """
     outer = PrefixStore("/worker/attempt_0", connect())
     publish(PrefixStore("default_pg/0", outer), {0: 7})
     name = "/worker/attempt_0/default_pg/0/kineto_step_tracker"
@@ -106,14 +82,7 @@ def test_a_job_is_found_by_the_end_of_its_prefix(connect: Connect) -> None:
     assert Observer(outer).look().step == 7
     with pytest.raises(LookupError, match=rf"under the prefix 'tracker' .* there is {name}$"):
         Observer(connect(), prefix="tracker")
-
-
-def test_it_leaves_no_job_behind_where_none_is() -> None:
-    store = HashStore()
-    publish(PrefixStore("/a", store), {0: 7})
-    for _ in range(2):
-        assert Observer(store).prefix == f"/a/{PREFIX}"
-    assert sum(key.endswith("job/form") for key in store.list_keys()) == 1
+    assert sum(key.endswith("job/form") for key in connect().list_keys()) == 1
 
 
 def test_one_of_several_jobs_has_to_be_chosen(connect: Connect) -> None:
@@ -134,13 +103,6 @@ def test_nothing_there(connect: Connect) -> None:
             Observer(connect(), prefix=prefix)
 
 
-def test_another_world_size() -> None:
-    store = HashStore()
-    publish(store, {})
-    with pytest.raises(ValueError, match=r"^the job's world size is 3, not 2$"):
-        Observer(store, 2)
-
-
 def test_open_store_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with pytest.raises(FileNotFoundError):
@@ -151,39 +113,42 @@ def test_open_store_of_a_file(tmp_path: Path) -> None:
         assert Observer(open_store(address)).look().step == 3
 
 
-def test_open_store_of_a_file_that_is_no_store(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    path.write_text("What begins with no key that a store has.")
+@pytest.mark.parametrize("content", [b"hello, world\n" * 9, b"\0" * 64, b"hi", bytes(range(256))])
+def test_open_store_of_a_file_that_is_no_store(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
     with pytest.raises(RuntimeError, match=r"^the file is no store of torch.distributed$"):
         open_store(f"file:{path}")
+    assert path.read_bytes() == content
 
 
-def test_open_store_of_a_host(listener: socket.socket) -> None:
-    host = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    publish(host, {0: 3})
-    assert Observer(open_store(f"tcp://127.0.0.1:{host.port}")).look().step == 3
-    port = listener.getsockname()[1]
-    listener.close()
-    with pytest.raises(ConnectionRefusedError):
-        open_store(f"tcp://127.0.0.1:{port}")
+def test_open_store_of_a_host() -> None:
+    store = host()
+    publish(store, {0: 3})
+    assert Observer(open_store(f"tcp://127.0.0.1:{store.port}")).look().step == 3
 
 
-def test_open_store_of_a_listener_that_does_not_answer(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("find_host", "says"),
+    [
+        (connection.find_host, r"^127.0.0.1:\d+ has not answered in 0.2 s$"),
+        (lambda host, port: None, r"does not answer as a store of torch.distributed$"),
+    ],
+)
+def test_open_store_of_a_listener_that_says_nothing(
+    find_host: Callable[[str, int], None], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither to who hangs up, nor, as if it did that, to who asks as a store does."""
     monkeypatch.setattr(connection, "PATIENCE", 0.2)
-    with pytest.raises(TimeoutError, match=r"127.0.0.1:\d+ has not answered in 0.2 s"):
-        open_store(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
-
-
-def test_open_store_of_a_listener_that_is_no_store(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is alive, and gives no answer to what a store asks."""
     monkeypatch.setattr(connection, "_CONNECTING", 0.2)
-    monkeypatch.setattr(observer, "find_host", lambda host, port: None)
-    with pytest.raises(TimeoutError, match=r"does not answer as a store of torch.distributed"):
-        open_store(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+    monkeypatch.setattr(observer, "find_host", find_host)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match=says):
+            open_store(address)
+    monkeypatch.undo()
+    with pytest.raises(ConnectionRefusedError):
+        open_store(address)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,11 +23,10 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has it")
 
-from torch._C._distributed_c10d import TCPStore
-
 from kineto_step_tracker.fleet.board import Board
 
 from .rank import lone
+from .stores import Proxy, host, wait_until
 
 RANK = Path(__file__).with_name("rank.py")
 # Far beyond what anything here takes, even on a machine that is busy with something else.
@@ -70,13 +68,6 @@ def is_alive(pid: int) -> bool:
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
 
 
 def environment(**more: object) -> dict[str, str]:
@@ -265,10 +256,6 @@ def ended(process: ForkServerProcess) -> int | None:
     return process.exitcode
 
 
-def host() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 def test_ranks_are_killed_and_restarted(tmp_path: Path) -> None:
     store = host()
     board = Board(store, 3, "alone")
@@ -352,85 +339,24 @@ def test_the_others_train_to_their_end_when_the_host_of_the_store_is_killed(
         assert len(set(range(10, done[-1] + 1, 10)) - set(done)) <= 1
 
 
-def end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
-
-
-class Proxy:
-    """Passes on what comes from clients and from the server, but for times when it does not."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._passes = threading.Event()
-        self._passes.set()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._connections: list[socket.socket] = []
-        self.port: int = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @contextlib.contextmanager
-    def stalled(self) -> Iterator[None]:
-        self._passes.clear()
-        yield
-        self._passes.set()
-
-    def cut(self) -> None:
-        """End all connections. New ones are welcome."""
-        connections, self._connections = self._connections, []
-        for each in connections:
-            end(each)
-
-    def close(self) -> None:
-        self._passes.set()
-        end(self._server)
-        self.cut()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._server.accept()
-                self._passes.wait()
-                server = socket.create_connection(("127.0.0.1", self._to))
-                self._connections += [client, server]
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                self._passes.wait()
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-
-
-@pytest.fixture
-def proxied() -> Iterator[tuple[TCPStore, Proxy]]:
-    store = host()
-    proxy = Proxy(store.port)
-    yield store, proxy
-    proxy.close()
-
-
 def is_past(board: Board, steps: list[int]) -> bool:
     return all(board.read()[rank].step > step for rank, step in enumerate(steps))
 
 
 def test_training_does_not_wait_for_a_store_that_stalls_or_is_cut_off(
-    tmp_path: Path, proxied: tuple[TCPStore, Proxy]
+    tmp_path: Path, proxy: Proxy
 ) -> None:
-    store, proxy = proxied
-    board = Board(store, 2, "alone")
+    board = Board(proxy.host, 2, "alone")
     with Ranks(tmp_path, 2) as ranks:
         processes = [ranks.start(rank, "--store", proxy.port, "--every", 10) for rank in range(2)]
         ranks.wait_until_all_train(2)
         stalled_at = time.monotonic()
-        with proxy.stalled():
-            before = [ranks.step(rank) for rank in range(2)]
-            time.sleep(5)
-            seen = board.read()
-            after = [ranks.step(rank) for rank in range(2)]
+        proxy.stall()
+        before = [ranks.step(rank) for rank in range(2)]
+        time.sleep(5)
+        seen = board.read()
+        after = [ranks.step(rank) for rank in range(2)]
+        proxy.go_on()
         for rank in range(2):
             # Of some hundred that it has the time for.
             assert after[rank] > before[rank] + 50
