@@ -22,6 +22,8 @@ SHORT = {
     "memory.py": ("", []),
     "optimizers.py": ("torch", ["--turns", "1"]),
     "hook_parts.py": ("torch", ["--turns", "1"]),
+    "fleet.py": ("torch", ["--quick", "--ranks", "20"]),
+    "fleet_increment.py": ("torch", ["--turns", "1", "--seconds", "0.01"]),
     "kineto.py": ("torch", ["--turns", "1"]),
     "table.py": ("", [str(BENCHMARKS.parent / "docs" / "benchmarks" / "gil.json")]),
 }
