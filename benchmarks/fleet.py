@@ -68,7 +68,7 @@ def _change(store: Store, key: str) -> Operation:
 def _publication(store: Store, key: str, rivals: int = 1, pause: float = 0.0) -> Operation:
     """Publish. If there are rivals, each time one wins a rise from another."""
     board = Board(store, 1, key)
-    rises = [Rises(f"{number:032}", 1, 0, None) for number in range(rivals)]
+    rises = [Rises(f"{number:032}", 1, 0, str) for number in range(rivals)]
     for one in rises:
         one.enter(board.store)
     steps = count(1) if rivals > 1 else count(0, 0)

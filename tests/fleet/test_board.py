@@ -57,3 +57,19 @@ def test_the_form_is_what_came_first(connect: Connect, monkeypatch: pytest.Monke
         first.form()
     with pytest.raises(FleetError, match=r"are \(1, 2, 4\) there and \(2, 2, 4\) here"):
         first.agree(4)
+
+
+@pytest.mark.parametrize("form", ["1", "1 abc 3", "1 -3 1", "1 60000000 1", "\N{SNOWMAN}"])
+def test_a_form_that_something_else_has_written(form: str) -> None:
+    board = Board(HashStore(), 1, PREFIX)
+    board.store.set("job/form", form)
+    with pytest.raises(FleetError, match="by something else"):
+        board.form()
+
+
+@pytest.mark.parametrize("text", ["garbage", "1 2", "-1 2.0 x", "1 -inf x", "1 2.0 x y"])
+def test_what_something_else_has_written_is_no_rank(text: str) -> None:
+    board = Board(HashStore(), 2, PREFIX)
+    board.publish(0, 3, "x")
+    board.store.set("rank/1", text)
+    assert [(rank, seen.step) for rank, seen in board.read().items()] == [(0, 3)]

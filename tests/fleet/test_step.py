@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import logging
 import math
 import os
 import re
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -51,7 +53,7 @@ def test_example_in_the_docstring(module: ModuleType) -> None:
 def test_what_every_rank_says_of_all(connect: Connect, job: Job) -> None:
     """Ranks that have not stepped are there with 0; one that never publishes is left out.
 
-    Without a callback the job's step rises too.
+    Who has nothing to call has no part in the rises.
     """
     ranks = [job.start(connect(), rank, world_size=4, on_step=None) for rank in range(3)]
     ranks[0].train(5)
@@ -64,7 +66,16 @@ def test_what_every_rank_says_of_all(connect: Connect, job: Job) -> None:
         assert rank.stragglers(behind=3) == [2, 3]
         assert rank.stragglers(behind=6) == [3]
         assert all(0 <= age < LONG for _, age in rank.steps().values())
-    assert job_step(connect()) == 5
+    assert job_step(connect()) == 0
+
+
+def test_ranks_without_a_callback_leave_the_rises_to_those_that_have_one(job: Job) -> None:
+    store = HashStore()
+    without, rank = job.start(store, 1, on_step=None), job.start(store)
+    without.train(3)
+    without.wait_for({0: 0, 1: 3})
+    rank.train(4)
+    wait_until(lambda: job.calls == [1, 2, 3, 4])
 
 
 def test_its_own_step_counts_before_it_is_published_and_never_falls(job: Job) -> None:
@@ -193,7 +204,7 @@ def test_no_thread_but_its_own_touches_the_store(job: Job) -> None:
     wait_until(lambda: len(job.calls) == 300)
     job.close()
     assert {thread.name for thread in store.threads - {rank._thread}} == {
-        "kineto-step-tracker connecting"
+        "kineto-step-tracker asking"
     }
     assert asked == {"current_step"}
 
@@ -289,8 +300,8 @@ def test_another_process_under_the_same_rank_is_reported_once(connect: Connect, 
         ("rank", True, TypeError, "be an int, not True"),
         ("rank", -1, ValueError, "be from 0 to 1, not -1"),
         ("rank", 2, ValueError, "be from 0 to 1, not 2"),
-        ("world_size", 0, ValueError, "be from 1 up, not 0"),
-        ("every", 0, ValueError, "be from 1 up, not 0"),
+        ("world_size", 0, ValueError, "be from 1 to 9999999, not 0"),
+        ("every", 0, ValueError, "be from 1 to 2**62, not 0"),
         ("on_step", 3, TypeError, "be callable or None, not 3"),
         ("interval", "1", TypeError, "be a number of seconds, not '1'"),
         ("interval", True, TypeError, "be a number of seconds, not True"),
@@ -299,6 +310,7 @@ def test_another_process_under_the_same_rank_is_reported_once(connect: Connect, 
         ("interval", 1_000_001, ValueError, "be from 0 to 1000000 seconds, not 1000001"),
         ("prefix", "", ValueError, "not be empty"),
         ("prefix", 3, TypeError, "be a str, not 3"),
+        ("prefix", "\ud800", ValueError, "be text that UTF-8 can hold, not '\\ud800'"),
     ],
 )
 def test_bad_arguments_are_named(
@@ -314,7 +326,7 @@ def test_bad_arguments_of_methods_are_named(job: Job) -> None:
     """Also where there is nothing to do any more."""
     rank = job.start(HashStore())
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"^behind must be from 1 up, not 0$"):
+        with pytest.raises(ValueError, match=r"^behind must be from 1 to 2\*\*62, not 0$"):
             rank.stragglers(0)
         with pytest.raises(ValueError, match=r"^timeout must be from 0 to 1000000 seconds, not -1"):
             rank.close(-1)
@@ -542,3 +554,80 @@ def test_in_a_child_it_is_closed_and_nothing_waits(connect: Connect, job: Job) -
     rank.train()
     rank.wait_for({0: 4})
     wait_until(lambda: job.calls == [1, 2, 3, 4])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, 0), (ValueError(), 1), (SystemExit(), 0), (SystemExit(3), 3), (SystemExit("no"), 1)],
+)
+def test_a_child_that_its_callback_makes_does_not_go_on_in_its_place(
+    job: Job, tmp_path: Path, error: BaseException | None, status: int
+) -> None:
+    file = tmp_path / "calls"
+    children: list[int] = []
+
+    def on_step(step: int) -> None:
+        with file.open("a") as calls:
+            calls.write(f"{step} ")
+        if step == 2:
+            children.append(os.fork())
+            if children[0] == 0 and error is not None:
+                raise error
+
+    rank = job.start(FileStore(str(tmp_path / "store")), on_step=on_step)
+    rank.train(5)
+    wait_until(lambda: children)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == status
+    wait_until(lambda: file.read_text() == "1 2 3 4 5 ")
+
+
+def test_once_closed_it_keeps_no_store_alive(job: Job) -> None:
+    """Or the next process group would find the host of the last one at its port."""
+    store = HashStore()
+    rank = job.start(store)
+    rank.train()
+    wait_until(lambda: job.calls == [1])
+    kept = weakref.ref(store)
+    rank.close()
+    wait_until(rank.has_ended)
+    del store
+    assert kept() is None
+
+
+@pytest.mark.filterwarnings("ignore:kineto_step_tracker.fleet:RuntimeWarning")
+def test_a_handler_that_fails_or_asks_for_the_step_does_not_end_it(job: Job) -> None:
+    store = ScriptedStore(HashStore())
+    rank = job.start(store)
+    asked: list[int] = []
+
+    def ask(record: logging.LogRecord) -> bool:
+        asked.append(rank.current_step())
+        raise ValueError("on purpose")
+
+    logger = logging.getLogger("kineto_step_tracker.fleet")
+    logger.addFilter(ask)
+    try:
+        store.before = fail
+        wait_until(lambda: asked)
+        store.before = lambda number, key: None
+        rank.train(3)
+        wait_until(lambda: job.calls == [1, 2, 3])
+    finally:
+        logger.removeFilter(ask)
+
+
+def test_what_was_closed_in_a_hurry_is_waited_for_at_the_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its thread would be in C++ while the process ends, which aborts that."""
+    answer = threading.Event()
+    rank = job.start(ScriptedStore(HashStore(), before=lambda number, key: answer.wait()))
+    ended: list[object] = []
+    monkeypatch.setattr("atexit.unregister", ended.append)
+    rank.close(0)
+    assert ended == []
+    answer.set()
+    rank.close(LONG)
+    assert ended == [rank.close]

@@ -287,7 +287,7 @@ def test_what_a_store_forgot_is_not_called_again() -> None:
 
 
 def test_what_a_rank_has_seen_raised_it_puts_back_for_all() -> None:
-    rises, other = (load().Rises(name, 2, 0, None) for name in ("rank0", "rank1"))
+    rises, other = (load().Rises(name, 2, 0, [].append) for name in ("rank0", "rank1"))
     store = Store()
     for one, step in ((rises, 2), (other, 10), (rises, 4)):
         one.enter(store)

@@ -6,6 +6,7 @@ All keys are below the job's prefix: ``job/form`` (what all ranks must agree on)
 
 from __future__ import annotations
 
+import re
 import time
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from kineto_step_tracker.fleet.connection import Connection
 
 FORM = "job/form"
 _FORMAT = "1"
+# The size of a job is believed up to this.
+MOST_RANKS = 9_999_999
 # As many values are read by one request.
 _AT_ONCE = 1_000
 
@@ -34,6 +37,9 @@ class Published(NamedTuple):
 class Board:
     """What the ranks of a job have written into its store. Every method waits for the store.
 
+    ``store`` is the store as it is used here. ``own`` is the connection below it, to which another
+    connection can be made when that is broken, without keeping alive who was given.
+
     Args:
         store: a `torch.distributed` store. A connection of its own is made to it.
         world_size: how many ranks the job has.
@@ -45,7 +51,8 @@ class Board:
 
     def __init__(self, store: Store, world_size: int, prefix: str) -> None:
         self._connection = Connection(store)
-        self.store = PrefixStore(prefix, self._connection.store)
+        self.own = self._connection.store
+        self.store = PrefixStore(prefix, self.own)
         self._world_size = world_size
         # To read a key that is not there would wait for it.
         self._are_all_there = False
@@ -63,12 +70,16 @@ class Board:
 
     def form(self) -> tuple[int, int] | None:
         """Return the world size and ``every`` of the job, or None if nobody has published."""
-        theirs = self.store.compare_set(FORM, "", "").decode().split()
+        theirs = self.store.compare_set(FORM, "", "").decode()
         if not theirs:
             return None
-        if theirs[0] != _FORMAT:
-            raise FleetError("the job was published by another version of this package")
-        return int(theirs[1]), int(theirs[2])
+        found = re.fullmatch(rf"{_FORMAT} (\d{{1,7}}) (\d+)", theirs)
+        if found is None:
+            raise FleetError(
+                f"{FORM} was written by another version of this package, or by something else: "
+                f"{theirs[:60]!r}"
+            )
+        return int(found[1]), int(found[2])
 
     def publish(self, rank: int, step: int, identity: str) -> None:
         """Say how far a rank is, and by which process."""
@@ -83,16 +94,19 @@ class Board:
                     self.store.compare_set(key, "", "")
             self._are_all_there = True
         texts = [
-            text.decode()
+            text.decode(errors="replace")
             for first in range(0, len(keys), _AT_ONCE)
             for text in self.store.multi_get(keys[first : first + _AT_ONCE])
         ]
         clock = time.time()
-        published = {rank: text.split() for rank, text in enumerate(texts) if text}
-        return {
-            rank: Published(int(step), max(0.0, clock - float(when)), identity)
-            for rank, (step, when, identity) in published.items()
-        }
+        published = {}
+        for rank, text in enumerate(texts):
+            # What something else has written there is no step of a rank.
+            found = re.fullmatch(r"(\d+) (\d+\.\d+) (\w+)", text)
+            if found is not None:
+                step, when, identity = found.groups()
+                published[rank] = Published(int(step), max(0.0, clock - float(when)), identity)
+        return published
 
     def end(self) -> None:
         """Let whoever waits for an answer fail at once, on whatever thread."""

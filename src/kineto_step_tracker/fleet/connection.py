@@ -11,12 +11,11 @@ that one goes on just then. So what can be waited for in Python is.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
@@ -45,7 +44,7 @@ class Connection:
         if isinstance(host, TCPStore):
             find_host(host.host, host.port)
         clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]  # not in the stub
-        self.store = connected(clone)
+        self.store = answered(clone)
         own = _innermost(self.store)
         # A HashStore is its own clone.
         if own is not host:
@@ -56,14 +55,14 @@ class Connection:
             self._descriptor = int(found[1])
             # What the store itself allows holds for some of its requests only.
             bound = struct.pack("ll", int(PATIENCE), int(PATIENCE % 1 * 1_000_000))
-            with _shared(self._descriptor) as its_socket:
+            with _borrowed(self._descriptor) as its_socket:
                 for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                     its_socket.setsockopt(socket.SOL_SOCKET, direction, bound)
 
     def end(self) -> None:
         """Let whoever waits for an answer fail at once, on whatever thread."""
         if self._descriptor is not None:
-            with contextlib.suppress(OSError), _shared(self._descriptor) as its_socket:
+            with contextlib.suppress(OSError), _borrowed(self._descriptor) as its_socket:
                 its_socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -82,11 +81,12 @@ def find_host(host: str, port: int) -> None:
         raise TimeoutError(f"{host}:{port} does not answer") from None
 
 
-def connected(connect: Callable[[], _Result]) -> _Result:
+def answered(ask: Callable[[], _Result]) -> _Result:
     """Return what this returns, or raise what it raises.
 
-    It waits in C++, for the first answer without end, and tries again for as long as the store's
-    timeout has it, which may be hours. So it has a thread that is left to itself if it takes long.
+    To connect waits in C++, for the first answer without end, and tries again for as long as the
+    store's timeout has it, which may be hours; to use a file waits for who has locked it. So it has
+    a thread that is left to itself if it takes long.
 
     Raises:
         TimeoutError: it takes too long.
@@ -96,23 +96,28 @@ def connected(connect: Callable[[], _Result]) -> _Result:
 
     def run() -> None:
         try:
-            results.append(connect())
+            results.append(ask())
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="kineto-step-tracker connecting", daemon=True)
+    thread = threading.Thread(target=run, name="kineto-step-tracker asking", daemon=True)
     thread.start()
     thread.join(_CONNECTING)
     if errors:
         raise errors[0]
     if not results:
-        raise TimeoutError("what listens there does not answer as a store of torch.distributed")
+        raise TimeoutError("it does not answer as a store of torch.distributed does")
     return results[0]
 
 
-def _shared(descriptor: int) -> socket.socket:
-    """Return another handle on a socket of C++, which that keeps."""
-    return socket.socket(fileno=os.dup(descriptor))
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Yield a socket of C++, which that keeps."""
+    its_socket = socket.socket(fileno=descriptor)
+    try:
+        yield its_socket
+    finally:
+        its_socket.detach()
 
 
 def _innermost(store: Store) -> Store:

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from kineto_step_tracker.fleet.board import FORM, Board
-from kineto_step_tracker.fleet.connection import PATIENCE, connected, find_host
+from kineto_step_tracker.fleet.connection import PATIENCE, answered, find_host
 
 # A FileStore's file begins with the length, in 4 bytes, and the name of the key that counts how
 # many have it open.
@@ -75,9 +75,12 @@ class Observer:
         # A job's own prefix may stand behind others', as torchrun's and the process group's.
         form = f"/{FORM}"
         jobs = sorted(key.removesuffix(form) for key in store.list_keys() if key.endswith(form))
-        wanted = [
-            job for job in jobs if prefix is None or job == prefix or job.endswith(f"/{prefix}")
-        ]
+        if prefix is None:
+            wanted = jobs
+        elif prefix in jobs:
+            wanted = [prefix]
+        else:
+            wanted = [job for job in jobs if job.endswith(f"/{prefix}")]
         if not jobs:
             raise LookupError("no rank has published anything in this store")
         if not wanted:
@@ -103,7 +106,7 @@ class Observer:
 
     def look(self) -> View:
         """Return how the job stands now. O(number of ranks)."""
-        seen = self._board.read()
+        seen = answered(self._board.read)
         now = time.monotonic()
         steps = [step for step, *_ in seen.values()]
         first, last = max(steps, default=0), min(steps, default=0)
@@ -147,16 +150,16 @@ def open_store(address: str) -> Store:
         path = Path(address.removeprefix("file:").removeprefix("//"))
         with path.open("r+b") as file:
             head = file.read(4 + len(_FIRST_KEY))
-        # In C++ it would read what is no store without end, and not let Ctrl-C through.
-        if head and head[4:] != _FIRST_KEY:
+        # C++ would read what is no store without end.
+        if head[4:] != _FIRST_KEY:
             raise RuntimeError("the file is no store of torch.distributed")
-        return FileStore(str(path))
+        return answered(partial(FileStore, str(path)))
     raise ValueError("a store is given as tcp://HOST:PORT or file:PATH")
 
 
 def _tcp_store(host: str, port: int) -> TCPStore:
     find_host(host, port)
-    return connected(
+    return answered(
         partial(
             TCPStore,
             host,

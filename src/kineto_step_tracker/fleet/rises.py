@@ -39,12 +39,11 @@ class Rises:
         identity: tells this process from every other; without a space.
         every: of which multiples a rise is called.
         start: what the job's step is at first, if this process is the first in the job.
-        on_rise: called with each multiple that this process has won, if there is one. Must not
-            raise.
+        on_rise: called with each multiple that this process has won. Must not raise.
     """
 
     def __init__(
-        self, identity: str, every: int, start: int, on_rise: Callable[[int], object] | None
+        self, identity: str, every: int, start: int, on_rise: Callable[[int], object]
     ) -> None:
         self._identity = identity
         self._every = every
@@ -88,7 +87,7 @@ class Rises:
         if is_won:
             self.step = max(self.step, _step(won))
         self._see(now)
-        if is_won and self._on_rise is not None:
+        if is_won:
             for multiple in range(first, _step(won) + 1, self._every):
                 self._on_rise(multiple)
 

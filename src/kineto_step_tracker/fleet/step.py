@@ -23,7 +23,7 @@ import torch.distributed
 from torch._C._distributed_c10d import Store
 
 from kineto_step_tracker.drop_in import KinetoStepTracker
-from kineto_step_tracker.fleet.board import Board, FleetError
+from kineto_step_tracker.fleet.board import MOST_RANKS, Board, FleetError
 from kineto_step_tracker.fleet.rises import Rises
 
 _log = logging.getLogger("kineto_step_tracker.fleet")
@@ -61,8 +61,9 @@ class FleetStep:
     If the store is slow, full or gone, that is reported once through `logging` and `warnings` and
     tried again, after up to a minute; meanwhile the ages grow. Nothing of it reaches the thread
     that trains, nor does an exception from ``on_step``, which is logged. A rise whose winner dies
-    before it ran the callback goes without: exactly once becomes at most once. It does too where
-    the store itself loses what it holds. A rank that restarts goes on under its number.
+    before it ran the callback goes without: exactly once becomes at most once. Where the store
+    itself loses what it held, a multiple that only a rank which is gone had seen raised may be
+    called again. A rank that restarts goes on under its number.
 
     Args:
         store: a `torch.distributed` store; None for the job's default one, after
@@ -71,7 +72,7 @@ class FleetStep:
         rank: this process's number, from 0; None for the process group's or torchrun's.
         world_size: how many there are, from 1; None likewise.
         every: of which multiples a callback runs, from 1; the same in all ranks.
-        on_step: called with a multiple of ``every``.
+        on_step: called with a multiple of ``every``. Ranks without one take no part in that.
         interval: in seconds, above 0 and up to a million.
         prefix: what the keys in the store begin with. Jobs on one store need different ones.
 
@@ -107,7 +108,7 @@ class FleetStep:
             raise TypeError(f"store must be a torch.distributed store or None, not {store!r}")
         if not callable(getattr(tracker, "current_step", None)):
             raise TypeError(f"tracker must have current_step(), not be {tracker!r}")
-        self._world_size = _whole("world_size", _own("world_size", world_size), 1)
+        self._world_size = _whole("world_size", _own("world_size", world_size), 1, MOST_RANKS)
         self._rank = _whole("rank", _own("rank", rank), 0, self._world_size - 1)
         self._every = _whole("every", every, 1)
         if on_step is not None and not callable(on_step):
@@ -119,15 +120,24 @@ class FleetStep:
             raise TypeError(f"prefix must be a str, not {prefix!r}")
         if not prefix:
             raise ValueError("prefix must not be empty")
-        self._store = _default_store() if store is None else store
+        if prefix != prefix.encode(errors="ignore").decode():
+            raise ValueError(f"prefix must be text that UTF-8 can hold, not {prefix!r}")
+        try:
+            start = tracker.current_step()
+        except Exception as error:
+            raise TypeError(
+                f"tracker.current_step() must work, which for {tracker!r} it does not: {error}"
+            ) from error
+        start = _whole("tracker.current_step()", start, 0)
+        # Until there is a connection; then that, since whoever holds the store of a process group
+        # after its end keeps its host alive, which the next group then takes for its own.
+        self._store: Store | None = _default_store() if store is None else store
         self._tracker = tracker
         self._on_step = on_step
         self._prefix = prefix
         # Tells this process from another that goes by the same rank.
         self._identity = uuid.uuid4().hex
-        start = _whole("tracker.current_step()", tracker.current_step(), 0)
-        on_rise = None if on_step is None else self._call
-        self._rises = Rises(self._identity, every, start, on_rise)
+        self._rises = Rises(self._identity, every, start, self._call)
         # Of its thread only; in close() too, to end it.
         self._board: Board | None = None
         self._is_double = False
@@ -190,8 +200,8 @@ class FleetStep:
                     lambda: self._read_at != before or self._in_trouble or not self._is_open(),
                     self._interval,
                 )
-            since = max(0.0, time.monotonic() - self._read_at)
-            return {rank: RankStep(step, age + since) for rank, (step, age) in self._steps.items()}
+            steps, since = self._steps, max(0.0, time.monotonic() - self._read_at)
+        return {rank: RankStep(step, age + since) for rank, (step, age) in steps.items()}
 
     def skew(self) -> int:
         """Return how many steps lie between the first rank and the last. Waits as `steps` does."""
@@ -228,7 +238,6 @@ class FleetStep:
             TypeError, ValueError: ``timeout`` is no number, or below 0.
         """
         patience = _seconds("timeout", timeout) / 2
-        atexit.unregister(self.close)
         if self._process != os.getpid():
             return
         with self._changed:
@@ -237,10 +246,14 @@ class FleetStep:
         if threading.current_thread() is self._thread:
             return
         self._thread.join(patience)
-        board = self._board
-        if self._thread.is_alive() and board is not None:
-            board.end()
-        self._thread.join(patience)
+        end = time.monotonic() + patience
+        while self._thread.is_alive() and time.monotonic() < end:
+            if (board := self._board) is not None:
+                board.end()
+            self._thread.join(min(0.05, patience))
+        if not self._thread.is_alive():
+            # Otherwise the end of the process is to wait for it once more.
+            atexit.unregister(self.close)
 
     def _is_open(self) -> bool:
         return (
@@ -251,6 +264,12 @@ class FleetStep:
         )
 
     def _run(self) -> None:
+        try:
+            self._go_on()
+        finally:
+            self._board = self._store = None
+
+    def _go_on(self) -> None:
         pause, due = 0.0, 0.0
         # Ranks begin together, and are not to ask all at once ever after.
         stagger = random.random()
@@ -285,7 +304,9 @@ class FleetStep:
         return self._is_closing or (self._is_wanted and not self._in_trouble)
 
     def _enter(self) -> None:
+        assert self._store is not None
         self._board = Board(self._store, self._world_size, self._prefix)
+        self._store = self._board.own
         self._board.agree(self._every)
         self._rises.enter(self._board.store)
 
@@ -293,14 +314,23 @@ class FleetStep:
         assert self._board is not None
         step = _whole("tracker.current_step()", self._tracker.current_step(), 0)
         self._board.publish(self._rank, step, self._identity)
-        self._rises.raise_to(self._board.store, step)
+        # One who has nothing to call leaves the rises to those who have, but asks, since only what
+        # is answered shows that the store is there.
+        self._rises.raise_to(self._board.store, 0 if self._on_step is None else step)
 
     def _call(self, step: int) -> None:
         assert self._on_step is not None
+        status: object = 0
         try:
             self._on_step(step)
-        except BaseException:
-            _log.exception("on_step(%d) raised an exception; training goes on", step)
+        except BaseException as error:
+            status = error.code if isinstance(error, SystemExit) else 1
+            if self._process == os.getpid():
+                with contextlib.suppress(Exception):
+                    _log.exception("on_step(%d) raised an exception; training goes on", step)
+        if self._process != os.getpid():
+            # It has forked, and this is the child's one thread, which holds what is the parent's.
+            os._exit(status if isinstance(status, int) else status is not None)
 
     def _read(self) -> None:
         assert self._board is not None
@@ -316,7 +346,8 @@ class FleetStep:
             self._changed.notify_all()
 
     def _read_in_callback(self) -> None:
-        assert self._board is not None
+        if self._board is None:
+            return  # from a logging handler, while trouble is reported
         try:
             self._read()
         except Exception:
@@ -342,22 +373,24 @@ class FleetStep:
     def _end_trouble(self) -> None:
         if self._in_trouble:
             self._in_trouble = False
-            _log.info("rank %d reaches the job's store again", self._rank)
+            with contextlib.suppress(Exception):
+                _log.info("rank %d reaches the job's store again", self._rank)
 
 
 def _warn(message: str) -> None:
-    """Say it where it is seen. Warnings may be errors, which nobody here could catch."""
-    _log.warning(message)
-    with contextlib.suppress(Warning):
+    """Say it where it is seen. Handlers may fail and warnings be errors, which none could catch."""
+    with contextlib.suppress(Exception):
+        _log.warning(message)
+    with contextlib.suppress(Exception):
         warnings.warn(f"kineto_step_tracker.fleet: {message}", RuntimeWarning, stacklevel=2)
 
 
-def _whole(name: str, number: object, least: int, most: int | None = None) -> int:
+def _whole(name: str, number: object, least: int, most: int = 2**62) -> int:
     if not isinstance(number, int) or isinstance(number, bool):
         raise TypeError(f"{name} must be an int, not {number!r}")
-    if number < least or (most is not None and number > most):
-        up_to = "up" if most is None else f"to {most}"
-        raise ValueError(f"{name} must be from {least} {up_to}, not {number}")
+    if not least <= number <= most:
+        up_to = "2**62" if most == 2**62 else most
+        raise ValueError(f"{name} must be from {least} to {up_to}, not {number}")
     return number
 
 
