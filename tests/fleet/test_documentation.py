@@ -40,7 +40,7 @@ def test_what_an_increment_costs() -> None:
 
 
 def _share(share: float) -> str:
-    return f"{share:.2%}" if share < 1 else "too much"
+    return f"{100 * share:.2g}%" if share < 1 else "too much"
 
 
 def _grouped(ranks: int) -> str:
