@@ -50,7 +50,9 @@ def test_ten_are_ten(tmp_path: Path) -> None:
         assert ours["found"] == [10] or (
             kind == "threads" and len(ours["found"]) == 4 and set(ours["found"]) <= {9, 10, 11}
         ), ours
-        assert set(theirs["found"]) <= few | {10}, theirs
+        # On a busy machine Kineto stops one late.
+        found = few | {10}
+        assert set(theirs["found"]) <= found | {number + 1 for number in found}, theirs
 
 
 @contextmanager
