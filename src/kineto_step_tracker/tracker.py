@@ -281,7 +281,8 @@ class StepTracker:
     def reset(self, step: int = 0) -> None:
         """Forget every requester and set the global step, without calling ``on_step``.
 
-        For tests. Exact only while no other thread uses the tracker.
+        For tests, and to go on from a checkpoint before anything steps. Exact only while no other
+        thread uses the tracker.
 
         Args:
             step: the global step to go on from, an int from 0 to 2**62.

@@ -103,7 +103,7 @@ def test_one_of_several_jobs_has_to_be_chosen(connect: Connect) -> None:
 def test_nothing_there(connect: Connect) -> None:
     connect().set("a/job/forms", "")
     for prefix in (None, "a"):
-        with pytest.raises(LookupError, match=r"^no rank has published anything in this store$"):
+        with pytest.raises(LookupError, match=r"^no rank has published anything in this store"):
             Observer(connect(), prefix=prefix)
 
 

@@ -246,7 +246,11 @@ def test_two_jobs_on_one_store_do_not_mix(connect: Connect, job: Job, by: str) -
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize(
-    ("other", "theirs"), [({"world_size": 3}, "(1, 3, 1)"), ({"every": 2}, "(1, 2, 2)")]
+    ("other", "theirs"),
+    [
+        ({"world_size": 3}, "world_size is 2 there and 3"),
+        ({"every": 2}, "every is 1 there and 2"),
+    ],
 )
 def test_a_rank_that_was_given_something_else_publishes_nothing(
     job: Job, other: dict[str, int], theirs: str, fails: bool
@@ -269,7 +273,7 @@ def test_a_rank_that_was_given_something_else_publishes_nothing(
     assert [TROUBLE in message for message in job.log.messages] == [True] * fails + [False]
     assert job.log.messages[-1] == (
         "rank 1 publishes nothing: another job uses this prefix in this store, or its ranks were "
-        "not all given the same: (format, world_size, every) are (1, 2, 1) there and "
+        "not all given the same: "
         f"{theirs} here"
     )
 
@@ -283,13 +287,13 @@ def test_another_process_under_the_same_rank_is_reported_once(connect: Connect, 
         board.publish(0, 7, "another")
         return ours.says() == {0: 7}
 
-    with reported("another process publishes as rank 0 too"):
+    with reported("another FleetStep, here or elsewhere, publishes as rank 0 too"):
         wait_until(is_seen)
     ours.wait_for({0: 0})
     wait_until(is_seen)
     ours.train(2)
     wait_until(lambda: job.calls == [1, 2])
-    assert job.log.messages == ["another process publishes as rank 0 too"]
+    assert job.log.messages == ["another FleetStep, here or elsewhere, publishes as rank 0 too"]
 
 
 @pytest.mark.parametrize(
@@ -631,3 +635,20 @@ def test_what_was_closed_in_a_hurry_is_waited_for_at_the_end(
     answer.set()
     rank.close(LONG)
     assert ended == [rank.close]
+
+
+def test_a_callback_that_may_be_cut_off_is_named(job: Job) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def on_step(step: int) -> None:
+        begun.set()
+        goes_on.wait()
+
+    rank = job.start(HashStore(), on_step=on_step)
+    rank.train()
+    begun.wait()
+    with reported("on_step(1) is still running, and is cut off if the process ends now"):
+        rank.close(0.1)
+    goes_on.set()
+    rank.close(LONG)
+    assert rank.has_ended()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kineto_step_tracker.fleet import Observer, RankView
 
 _MOST_SECONDS = 86_400
+_UNREADABLE = 2
 # Besides its rows a table on a terminal has the job's line, the heads, how many ranks are left out
 # and the summary; one more line is for what comes after it.
 _OTHER_LINES = 5
@@ -102,7 +103,8 @@ def fleet(
     first.
 
     The exit status is 1 if some rank is silent, was never seen, or is further behind than
-    --behind.
+    --behind, and 2 if the store cannot be read. Training that hangs is not silent: its steps a
+    second are 0.
     """
     out = Console(file=sys.stderr, quiet=True) if as_json else console()
     with out.status("Joining the job's store..."):
@@ -169,14 +171,15 @@ def _join(store: str, world_size: int | None, prefix: str | None) -> Observer:
 
 @contextmanager
 def _reaching(store: str, what: str = "") -> Iterator[None]:
-    """Answer what goes wrong with the store by a line that says what, and exit status 1."""
+    """Answer what goes wrong with the store by a line that says what, and exit status 2."""
     try:
         yield
     except (OSError, LookupError, ValueError, RuntimeError) as error:
         strerror = error.strerror if isinstance(error, OSError) else None
         lines = filter(None, map(str.strip, (strerror or str(error)).splitlines()))
         reason = next(lines, type(error).__name__)
-        raise SystemExit(f"kineto-step-tracker: {store}: {what}{reason}") from None
+        print(f"kineto-step-tracker: {store}: {what}{reason}", file=sys.stderr)
+        raise SystemExit(_UNREADABLE) from None
 
 
 def _look(observer: Observer, store: str, behind: int | None, silent: float) -> _Job:
@@ -260,10 +263,10 @@ def _table(ranks: tuple[_Rank, ...]) -> Table:
 def _row(rank: _Rank) -> tuple[str, ...]:
     return (
         str(rank.rank),
-        "" if rank.step is None else grouped(rank.step),
-        "" if rank.rate is None else f"{rank.rate:.1f}",
-        "" if rank.age is None else f"{rank.age:.1f} s",
-        "" if rank.behind is None else grouped(rank.behind),
+        "-" if rank.step is None else grouped(rank.step),
+        "-" if rank.rate is None else f"{rank.rate:.1f}",
+        "-" if rank.age is None else f"{rank.age:.1f} s",
+        "-" if rank.behind is None else grouped(rank.behind),
         ", ".join(rank.marks),
     )
 

@@ -62,10 +62,13 @@ class Board:
         ours = f"{_FORMAT} {self._world_size} {every}"
         theirs = self.store.compare_set(FORM, "", ours).decode()
         if theirs != ours:
+            there = self.form() or (0, 0)
+            names = ("world_size", "every")
+            differ = zip(names, there, (self._world_size, every), strict=True)
             raise FleetError(
                 "another job uses this prefix in this store, or its ranks were not all given the "
-                f"same: (format, world_size, every) are ({', '.join(theirs.split())}) there and "
-                f"({', '.join(ours.split())}) here"
+                "same: "
+                + ", ".join(f"{name} is {a} there and {b} here" for name, a, b in differ if a != b)
             )
 
     def form(self) -> tuple[int, int] | None:

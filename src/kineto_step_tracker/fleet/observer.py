@@ -19,6 +19,7 @@ from kineto_step_tracker.fleet.connection import PATIENCE, answered, find_host
 # A FileStore's file begins with the length, in 4 bytes, and the name of the key that counts how
 # many have it open.
 _FIRST_KEY = b"refcount/"
+_NOTHING = "no rank has published anything in this store yet"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Observer:
         else:
             wanted = [job for job in jobs if job.endswith(f"/{prefix}")]
         if not jobs:
-            raise LookupError("no rank has published anything in this store")
+            raise LookupError(_NOTHING)
         if not wanted:
             raise LookupError(
                 f"no rank has published anything under the prefix {prefix!r} in this store; "
@@ -96,7 +97,7 @@ class Observer:
         self.prefix = wanted[0]
         form_there = Board(store, 1, self.prefix).form()
         if form_there is None:
-            raise LookupError("no rank has published anything in this store")
+            raise LookupError(_NOTHING)
         self.world_size, self.every = form_there
         if world_size not in (None, self.world_size):
             raise ValueError(f"the job's world size is {self.world_size}, not {world_size}")

@@ -29,6 +29,7 @@ from kineto_step_tracker.fleet.rises import Rises
 _log = logging.getLogger("kineto_step_tracker.fleet")
 
 _LONGEST_PAUSE = 60.0
+_REMEDY = "call torch.distributed.init_process_group() before"
 # How long the end of the process waits for a last word to the store.
 _FAREWELL = 2.0
 # Far from what a lock can be waited for.
@@ -140,6 +141,7 @@ class FleetStep:
         self._rises = Rises(self._identity, every, start, self._call)
         # Of its thread only; in close() too, to end it.
         self._board: Board | None = None
+        self._calling: int | None = None
         self._is_double = False
 
         # Guards what follows, which the thread and its readers share.
@@ -252,8 +254,15 @@ class FleetStep:
                 board.end()
             self._thread.join(min(0.05, patience))
         if not self._thread.is_alive():
-            # Otherwise the end of the process is to wait for it once more.
             atexit.unregister(self.close)
+            return
+        # The end of the process is to wait for it once more.
+        step = self._calling
+        if step is not None:
+            _warn(
+                f"on_step({step}) is still running, and is cut off if the process ends now; "
+                "close(timeout) waits longer"
+            )
 
     def _is_open(self) -> bool:
         return (
@@ -321,6 +330,7 @@ class FleetStep:
     def _call(self, step: int) -> None:
         assert self._on_step is not None
         status: object = 0
+        self._calling = step
         try:
             self._on_step(step)
         except BaseException as error:
@@ -331,6 +341,7 @@ class FleetStep:
         if self._process != os.getpid():
             # It has forked, and this is the child's one thread, which holds what is the parent's.
             os._exit(status if isinstance(status, int) else status is not None)
+        self._calling = None
 
     def _read(self) -> None:
         assert self._board is not None
@@ -338,7 +349,7 @@ class FleetStep:
         own = published.get(self._rank)
         if own is not None and own.identity != self._identity and not self._is_double:
             self._is_double = True
-            _warn(f"another process publishes as rank {self._rank} too")
+            _warn(f"another FleetStep, here or elsewhere, publishes as rank {self._rank} too")
         steps = {rank: RankStep(step, age) for rank, (step, age, _) in published.items()}
         with self._changed:
             self._steps, self._read_at = steps, time.monotonic()
@@ -414,14 +425,11 @@ def _own(name: str, given: int | None) -> int:
         return int(text)
     raise RuntimeError(
         f"{name} is not given, and there is neither a process group nor torchrun's {name.upper()} "
-        "in the environment"
+        f"in the environment; {_REMEDY}"
     )
 
 
 def _default_store() -> Store:
     if not torch.distributed.is_initialized():
-        raise RuntimeError(
-            "store is not given, and there is no process group that has one: call "
-            "torch.distributed.init_process_group() before"
-        )
+        raise RuntimeError(f"store is not given, and there is no process group; {_REMEDY}")
     return torch.distributed.distributed_c10d._get_default_store()
