@@ -24,7 +24,9 @@ from kineto_step_tracker import bench
 def run(quick, watch):
     for percent in range(0, 100, 10):
         watch(bench.Progress("pretending", percent / 100))
-        time.sleep({pause})
+        # In naps: a signal that comes just before a sleep is seen when that is over.
+        for _ in range({naps}):
+            time.sleep(0.05)
     watch(bench.Progress("done", 1))
     return bench.Report({{}}, "native", False, quick, 1, {{}})
 bench.run = run
@@ -184,17 +186,17 @@ def test_what_is_done_is_shown_once_a_part_where_there_is_no_terminal(
     assert invoke().splitlines()[:4] == ["  0%: one", " 13%: two", "100%: done", ""]
 
 
-def run_pretending(pause: float, *arguments: str) -> list[str]:
+def run_pretending(naps: int, *arguments: str) -> list[str]:
     """Arguments of a Python that runs the command as if it measured."""
     command_line = ["kineto-step-tracker", "bench", *arguments]
     run = "import sys; from kineto_step_tracker.cli import main\n"
-    return ["-c", PRETEND.format(pause=pause) + run + f"sys.argv = {command_line!r}\nmain()"]
+    return ["-c", PRETEND.format(naps=naps) + run + f"sys.argv = {command_line!r}\nmain()"]
 
 
 def test_on_a_terminal_it_shows_a_bar_and_leaves_none_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tests.cli.running.RUN", run_pretending(0.15)[1])
+    monkeypatch.setattr("tests.cli.running.RUN", run_pretending(3)[1])
     with on_terminal() as terminal:
         terminal.wait_for("pretending")
         assert terminal.finish() == 0
@@ -207,7 +209,7 @@ def test_on_a_terminal_it_shows_a_bar_and_leaves_none_behind(
 
 
 def test_ctrl_c_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.cli.running.RUN", run_pretending(1000)[1])
+    monkeypatch.setattr("tests.cli.running.RUN", run_pretending(20_000)[1])
     with on_terminal() as terminal:
         terminal.wait_for("starting")
         terminal.interrupt()

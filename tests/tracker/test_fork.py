@@ -129,7 +129,7 @@ def test_at_any_moment_while_four_threads_step_and_one_is_in_the_callback() -> N
     for thread in threads:
         thread.start()
     try:
-        for _ in range(repetitions(forks(1_000), portable=100)):
+        for _ in range(repetitions(forks(300), portable=100)):
             stepping.set()
             assert held.entered.wait(60)
             held.entered.clear()
