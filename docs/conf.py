@@ -2,8 +2,8 @@
 
 The reference is made from the docstrings and annotations of the `.py` files. Compiled modules show
 neither all signatures nor types, so the package is to be installed without its extension modules.
-PyTorch is mocked: nothing of it is shown, and it would make the environment ten times as large.
-Nothing here uses the network.
+PyTorch and matplotlib are mocked: nothing of them is shown, and PyTorch would make the environment
+ten times as large. Nothing here uses the network.
 """
 
 from importlib import metadata
@@ -19,7 +19,7 @@ if backend != "portable":
         "KINETO_STEP_TRACKER_NO_EXTENSIONS=1, or let tox run -e docs do it."
     )
 
-autodoc_mock_imports = ["torch"]
+autodoc_mock_imports = ["matplotlib", "torch"]
 # What a mock returns is false, and the fleet refuses a PyTorch without torch.distributed.
 with mock(autodoc_mock_imports):
     import torch.distributed
@@ -53,6 +53,7 @@ copybutton_prompt_is_regexp = True
 
 # What docstrings put between single backticks is code, and a link where it names something here.
 default_role = "py:obj"
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
@@ -61,10 +62,17 @@ napoleon_custom_sections = [("Thread-safety and progress", "returns_style")]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-# Names of other projects, which only the network could turn into links.
+# Names of other projects, which only the network could turn into links, and a private one.
 _elsewhere = (
     *(r"torch(\..+)?", r"os\..+", r"collections\.abc\..+", r"pathlib\.Path", "logging", "warnings"),
     *("Callable", "Iterator", "Mapping", "Sequence", "Path", "Store", "Enum", "StrEnum"),
-    *("NamedTuple", "ExceptionGroup", r"\w+Error(, \w+Error)*", "KeyboardInterrupt", "SystemExit"),
+    *(
+        "_Tracker",
+        "NamedTuple",
+        "ExceptionGroup",
+        r"\w+Error(, \w+Error)*",
+        "KeyboardInterrupt",
+        "SystemExit",
+    ),
 )
 nitpick_ignore_regex = [("py:.*", "|".join(_elsewhere))]
