@@ -76,3 +76,12 @@ _elsewhere = (
     ),
 )
 nitpick_ignore_regex = [("py:.*", "|".join(_elsewhere))]
+
+
+def _readable(app, what, name, obj, options, signature, returns):
+    """Show as ``...`` the default that a dataclass makes anew, which else is not even Python."""
+    return signature and signature.replace("<factory>", "..."), returns
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", _readable)
