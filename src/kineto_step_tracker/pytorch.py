@@ -464,6 +464,13 @@ def _release(claim: _Claim) -> None:
     del _names[claim.name]
 
 
+def _erase(optimizer: Optimizer) -> None:
+    """Erase an optimizer's requester, if it has one; its next step registers it again."""
+    claim = _claims.get(id(optimizer))
+    if claim is not None and claim() is optimizer:
+        KinetoStepTracker.erase_step_count(claim.name)
+
+
 def _nests(kind: type[Optimizer]) -> bool:
     """Return whether one step of such an optimizer may run the hooks more than once.
 
