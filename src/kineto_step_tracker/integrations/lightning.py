@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 else:
 
     def _callback_class() -> type:
-        # False sorts first: whichever is loaded.
-        names = sorted(("lightning.pytorch", "pytorch_lightning"), key=lambda n: n not in sys.modules)
+        names = ["lightning.pytorch", "pytorch_lightning"]
+        names.sort(key=sys.modules.__contains__, reverse=True)
         for name in names:
             try:
                 return import_module(name).Callback

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["KinetoStepCallback"]
 
 
-class KinetoStepCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
+class KinetoStepCallback(TrainerCallback, ExportableState):
     """Counts the iterations of ``Trainer.train`` with the tracker.
 
     For the length of a ``train`` the tracker is installed, as by
