@@ -44,4 +44,7 @@ def train(rank: int, meeting_point: str) -> None:
 
 if __name__ == "__main__":
     with TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(train, (str(Path(folder, "store")),), nprocs=RANKS)
+        # Forked, so that PyTorch is imported once and not by each.
+        torch.multiprocessing.start_processes(
+            train, (str(Path(folder, "store")),), nprocs=RANKS, start_method="fork"
+        )
