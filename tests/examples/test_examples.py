@@ -84,6 +84,31 @@ def test_optimizer_in_backward(run: Runner) -> None:
 
 
 @pytest.mark.usefixtures("torch_as_new")
+@pytest.mark.parametrize(
+    ("example", "steps"), [("hogwild.py", 250), ("optimizer_in_backward.py", 20)]
+)
+def test_pytorch_counts_every_call(
+    example: str, steps: int, run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the same programs with PyTorch's own class and hook, as with Kineto's daemon."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from kineto_step_tracker import pytorch
+
+    monkeypatch.setattr(pytorch, "install", lambda: None)
+    # Kineto itself is to hear nothing of it.
+    monkeypatch.setattr(torch.autograd.profiler, "_kineto_step", lambda: None)
+    hook = register_optimizer_step_post_hook(torch.profiler._optimizer_post_hook)
+    try:
+        run(example)
+    finally:
+        hook.remove()
+    # Not exactly: with threads it loses some.
+    assert steps * 3 < torch.autograd.profiler.KinetoStepTracker.current_step() <= 1000
+
+
+@pytest.mark.usefixtures("torch_as_new")
 def test_compiled(run: Runner) -> None:
     # With inductor, its default, tests/pytorch/test_compile.py has the same.
     assert run("compiled.py", "eager") == [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import pickle
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,11 @@ def test_kineto_is_stepped_if_asked_for(kineto: list[int]) -> None:
     assert len(kineto) == 3
     trainer(KinetoStepCallback(kineto=False)).fit(TwoByHand(), batches(3))
     assert len(kineto) == 3
+
+
+def test_doctests() -> None:
+    result = doctest.testmod(sys.modules[KinetoStepCallback.__module__])
+    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_bad_arguments() -> None:

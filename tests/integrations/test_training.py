@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import pickle
 import subprocess
 import sys
@@ -16,6 +17,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has 
 import torch
 
 from kineto_step_tracker import KinetoStepTracker, pytorch
+from kineto_step_tracker.integrations import training
 from kineto_step_tracker.integrations.training import TrainingSteps
 from tests.integrations.training import NOTHING, as_a_new_process, left_behind
 from tests.pytorch.training import sgd
@@ -162,6 +164,11 @@ def test_what_is_no_checkpoint_is_refused(
         with pytest.raises(error, match=message):
             steps.load_state_dict(state)
         assert steps.step == 0
+
+
+def test_doctests() -> None:
+    result = doctest.testmod(training)
+    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_bad_arguments() -> None:

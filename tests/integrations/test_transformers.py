@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import json
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,11 @@ def test_kineto_is_stepped_if_asked_for(tmp_path: Path, kineto: list[int]) -> No
     assert len(kineto) == 4
     trainer(tmp_path, KinetoStepCallback(kineto=False)).train()
     assert len(kineto) == 4
+
+
+def test_doctests() -> None:
+    result = doctest.testmod(sys.modules[KinetoStepCallback.__module__])
+    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_bad_arguments() -> None:

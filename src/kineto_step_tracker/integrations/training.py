@@ -109,12 +109,14 @@ class TrainingSteps:
             TypeError: the step is no int.
             ValueError: it is not from 0 to 2**62.
         """
-        step, before = state["step"], self.step
-        if not isinstance(step, int) or step > before or step < 0:
-            KinetoStepTracker._current_step = step
-            for requester in KinetoStepTracker.step_counts():
-                # It would have to catch up first before it counts again.
-                KinetoStepTracker.init_step_count(requester)
+        step = state["step"]
+        if isinstance(step, int) and 0 <= step <= self.step:
+            return
+        # Not an increment, which would call Kineto. It refuses what is no step.
+        KinetoStepTracker._current_step = step
+        for requester in KinetoStepTracker.step_counts():
+            # It would have to catch up first, before its steps raise the global one again.
+            KinetoStepTracker.init_step_count(requester)
 
     def __enter__(self) -> Self:
         self.begin()
