@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import gc
 import json
 import pickle
 import sys
@@ -135,6 +136,13 @@ def test_the_next_training_takes_over_what_an_exception_left(tmp_path: Path) -> 
     assert pytorch.is_installed()
     trainer(tmp_path, callback).train()
     assert callback.step == 6
+    assert left_behind() == NOTHING
+
+
+def test_a_trainer_that_an_exception_left_takes_it_out_when_it_is_collected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="in training"):
+        trainer(tmp_path, KinetoStepCallback(), model=Line(fail_at=3)).train()
+    gc.collect()
     assert left_behind() == NOTHING
 
 

@@ -40,7 +40,8 @@ class KinetoStepCallback(TrainerCallback, ExportableState):
             Trainer(..., callbacks=[callback]).train()
 
     With ``restore_callback_states_from_checkpoint`` Trainer goes on with a callback of its own
-    making, of which that statement knows nothing; `kineto_step_tracker.pytorch.uninstall` helps.
+    making, of which that statement knows nothing. Then the tracker stays until the trainer is
+    garbage-collected, or until `kineto_step_tracker.pytorch.uninstall`.
 
     The step is added to whatever Trainer logs: to ``trainer.state.log_history``, and to what
     callbacks after this one are given. Those that ``report_to`` names come before it. It is the
