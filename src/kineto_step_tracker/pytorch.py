@@ -215,11 +215,17 @@ def _hold(holder: object, kineto: bool | None) -> None:
         raise TypeError(f"kineto must be a bool or None, not {kineto!r}")
     if kineto is None:
         kineto = _holders.get(holder)
-    if not is_installed():
-        _put_in()
     # Taken out first, so that the last one given is the last in the dict.
     _holders.pop(holder, None)
+    # Before the question: the garbage collector may end a forgotten installed() at any moment, and
+    # with the last holder would go what was found installed.
     _holders[holder] = kineto
+    if not is_installed():
+        try:
+            _put_in()
+        except BaseException:
+            del _holders[holder]
+            raise
     _settle()
 
 
