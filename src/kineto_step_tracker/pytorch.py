@@ -121,7 +121,8 @@ def install(kineto: bool | None = None) -> None:
 
     Args:
         kineto: whether a rise of the global step calls Kineto's ``step()``. None for what
-            PyTorch does: exactly if the environment variable ``KINETO_USE_DAEMON`` is set.
+            PyTorch does: exactly if the environment variable ``KINETO_USE_DAEMON`` is set. That
+            is looked at now, by PyTorch when it is imported: set it before both.
 
     Installing again changes ``kineto``, if it is not None, and nothing else. One `uninstall`
     undoes any number of calls.
