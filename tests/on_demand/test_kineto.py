@@ -24,15 +24,16 @@ TRACES = ROOT / "benchmarks" / "traces.py"
 TRAINING = Path(__file__).with_name("kineto_training.py")
 
 
-# What PyTorch 2.13's own class gives of ten. One that gives all has been mended, which is as well.
+# How many of ten PyTorch 2.13's own class gives at most. One that gives all has been mended, which
+# is as well.
 STOCK = {
-    "one": {10},
-    "two": {5},
-    "gan": {8, 9},
-    "threads": {2, 3},
-    "backward": {0, 1},
-    "profiler": {10},
-    "loader": {10},
+    "one": 10,
+    "two": 5,
+    "gan": 9,
+    "threads": 4,
+    "backward": 1,
+    "profiler": 10,
+    "loader": 10,
 }
 
 
@@ -43,7 +44,7 @@ def test_ten_are_ten(tmp_path: Path) -> None:
     subprocess.run([sys.executable, TRACES, "--json", file], check=True, timeout=280)
     rows = {(row["kind"], row["tracker"]): row for row in json.loads(file.read_text())}
     assert rows.keys() == {(kind, tracker) for kind in STOCK for tracker in ("ours", "pytorch")}
-    for kind, few in STOCK.items():
+    for kind, most in STOCK.items():
         ours, theirs = rows[kind, "ours"], rows[kind, "pytorch"]
         assert (ours["state"], ours["steps"][1] - ours["steps"][0]) == (State.WHOLE, 9), ours
         # Of each thread but the one that ends a step, the trace's edge may cut an iteration.
@@ -51,8 +52,7 @@ def test_ten_are_ten(tmp_path: Path) -> None:
             kind == "threads" and len(ours["found"]) == 4 and set(ours["found"]) <= {9, 10, 11}
         ), ours
         # On a busy machine Kineto stops one late.
-        found = few | {10}
-        assert set(theirs["found"]) <= found | {number + 1 for number in found}, theirs
+        assert max(theirs["found"]) <= most + 1 or min(theirs["found"]) >= 10, theirs
 
 
 @contextmanager
