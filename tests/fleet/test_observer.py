@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -162,3 +163,25 @@ def test_open_store_of_a_listener_that_says_nothing(
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match=r"is given as tcp://HOST:PORT or file:PATH$"):
         open_store(address)
+
+
+def test_a_file_that_another_has_locked_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    publish(FileStore(str(path)), {0: 3})
+    monkeypatch.setattr(observer, "PATIENCE", 0.1)
+    with path.open("r+b") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match=r"^the file is locked by another process$"):
+            open_store(f"file:{path}")
+    assert Observer(open_store(f"file:{path}")).look().step == 3
+
+
+@pytest.mark.parametrize("last", [1, 3, 5, 20])
+def test_a_store_that_was_cut_short(tmp_path: Path, last: int) -> None:
+    path = tmp_path / "store"
+    publish(FileStore(str(path)), {0: 3})
+    path.write_bytes(path.read_bytes()[:-last])
+    with pytest.raises(RuntimeError, match=r"^the file is a store .* that was cut short$"):
+        open_store(f"file:{path}")

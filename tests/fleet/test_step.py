@@ -639,8 +639,10 @@ def test_what_was_closed_in_a_hurry_is_waited_for_at_the_end(
 
 def test_a_callback_that_may_be_cut_off_is_named(job: Job) -> None:
     begun, goes_on = threading.Event(), threading.Event()
+    called: list[str] = []
 
     def on_step(step: int) -> None:
+        called.append(repr(rank))
         begun.set()
         goes_on.wait()
 
@@ -652,3 +654,4 @@ def test_a_callback_that_may_be_cut_off_is_named(job: Job) -> None:
     goes_on.set()
     rank.close(LONG)
     assert rank.has_ended()
+    assert called == ["<FleetStep 'kineto_step_tracker', rank 0 of 2>"]

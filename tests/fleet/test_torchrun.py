@@ -26,12 +26,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed; tox -e torch has 
 from kineto_step_tracker.fleet.board import Board
 
 from .rank import lone
-from .stores import Proxy, host, wait_until
+from .stores import LONG, Proxy, host, wait_until
 
 RANK = Path(__file__).with_name("rank.py")
-# Far beyond what anything here takes, even on a machine that is busy with something else.
-PATIENCE = 60.0
-
 # To import PyTorch takes a rank longer than its part in a test, so its ranks are forked from a
 # process that has.
 FORKING = multiprocessing.get_context("forkserver")
@@ -94,11 +91,11 @@ def notes(size: int, tmp_path_factory: pytest.TempPathFactory) -> list[Note]:
         text=True,
     )
     try:
-        _, errors = agent.communicate(timeout=2 * PATIENCE)
+        _, errors = agent.communicate(timeout=2 * LONG)
     finally:
         # It ends its ranks then; after a SIGKILL it could not.
         agent.terminate()
-        agent.wait(PATIENCE)
+        agent.wait(LONG)
         pids = [note["pid"] for note in notes_of(folder) if note["what"] == "begin"]
         left = [pid for pid in pids if is_alive(pid)]
         for pid in left:
@@ -252,7 +249,7 @@ class Ranks:
 
 def ended(process: ForkServerProcess) -> int | None:
     """Wait for its end; return its exit status, or the signal that ended it, below 0."""
-    process.join(PATIENCE)
+    process.join(LONG)
     return process.exitcode
 
 

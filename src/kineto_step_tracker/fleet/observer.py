@@ -5,19 +5,22 @@ It imports PyTorch, the board and the connection.
 
 from __future__ import annotations
 
+import struct
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from kineto_step_tracker.fleet.board import FORM, Board
-from kineto_step_tracker.fleet.connection import PATIENCE, answered, find_host
+from kineto_step_tracker.fleet.connection import PATIENCE, Connection, answered, find_host
 
-# A FileStore's file begins with the length, in 4 bytes, and the name of the key that counts how
+# A FileStore's file is a row of keys and values, each behind its length. The first key counts how
 # many have it open.
+_LENGTH = struct.Struct("=I")
 _FIRST_KEY = b"refcount/"
 _NOTHING = "no rank has published anything in this store yet"
 
@@ -75,7 +78,9 @@ class Observer:
     ) -> None:
         # A job's own prefix may stand behind others', as torchrun's and the process group's.
         form = f"/{FORM}"
-        jobs = sorted(key.removesuffix(form) for key in store.list_keys() if key.endswith(form))
+        # Of a connection whose answers are bounded, since this one holds the GIL until it has its.
+        keys = Connection(store).store.list_keys()
+        jobs = sorted(key.removesuffix(form) for key in keys if key.endswith(form))
         if prefix is None:
             wanted = jobs
         elif prefix in jobs:
@@ -95,7 +100,7 @@ class Observer:
                 f"{', '.join(wanted)}"
             )
         self.prefix = wanted[0]
-        form_there = Board(store, 1, self.prefix).form()
+        form_there = answered(Board(store, 1, self.prefix).form)
         if form_there is None:
             raise LookupError(_NOTHING)
         self.world_size, self.every = form_there
@@ -147,15 +152,49 @@ def open_store(address: str) -> Store:
         if host and port.isdecimal() and 0 < int(port) < 2**16:
             return _tcp_store(host.strip("[]"), int(port))
     elif address.startswith("file:"):
-        # A FileStore would wait for it.
         path = Path(address.removeprefix("file:").removeprefix("//"))
-        with path.open("r+b") as file:
-            head = file.read(4 + len(_FIRST_KEY))
-        # C++ would read what is no store without end.
-        if head[4:] != _FIRST_KEY:
-            raise RuntimeError("the file is no store of torch.distributed")
-        return answered(partial(FileStore, str(path)))
+        _check_file(path)
+        return FileStore(str(path))
     raise ValueError("a store is given as tcp://HOST:PORT or file:PATH")
+
+
+def _check_file(path: Path) -> None:
+    """Return if a FileStore can be made of it.
+
+    That is made in C++ with the GIL held, where it would wait for a file that is not there and for
+    a lock on it, and read what is no store without end, whatever Ctrl-C says.
+
+    Raises:
+        OSError: there is no such file, or it is locked for long.
+        RuntimeError: it is no store, or one that was cut short.
+    """
+    with path.open("r+b") as file:
+        _lock(file)
+        content = file.read()
+    if not content.startswith(_FIRST_KEY, _LENGTH.size):
+        raise RuntimeError("the file is no store of torch.distributed")
+    position = number = 0
+    while position + _LENGTH.size <= len(content):
+        position += _LENGTH.size + _LENGTH.unpack_from(content, position)[0]
+        number += 1
+    if position != len(content) or number % 2:
+        raise RuntimeError("the file is a store of torch.distributed that was cut short")
+
+
+def _lock(file: BinaryIO) -> None:
+    """Lock it as a FileStore does while it reads, until it is closed."""
+    import fcntl  # not on Windows
+
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise TimeoutError("the file is locked by another process") from None
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _tcp_store(host: str, port: int) -> TCPStore:

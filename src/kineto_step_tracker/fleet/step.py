@@ -195,10 +195,12 @@ class FleetStep:
         """
         if self._process != os.getpid():
             return dict(self._steps)  # the lock may be the parent's for ever
-        if threading.current_thread() is self._thread:
+        is_in_callback = threading.current_thread() is self._thread
+        if is_in_callback:
             self._read_in_callback()
         with self._changed:
-            if self._is_open() and time.monotonic() - self._read_at > self._interval:
+            is_old = time.monotonic() - self._read_at > self._interval
+            if is_old and self._is_open() and not is_in_callback:
                 before = self._read_at
                 self._is_wanted = True
                 self._changed.notify_all()
@@ -269,12 +271,7 @@ class FleetStep:
             )
 
     def _is_open(self) -> bool:
-        return (
-            self._process == os.getpid()
-            and not self._is_closing
-            and self._thread.is_alive()
-            and threading.current_thread() is not self._thread
-        )
+        return self._process == os.getpid() and not self._is_closing and self._thread.is_alive()
 
     def _run(self) -> None:
         try:
