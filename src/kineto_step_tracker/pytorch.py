@@ -121,7 +121,8 @@ def install(kineto: bool | None = None) -> None:
 
     Args:
         kineto: whether a rise of the global step calls Kineto's ``step()``. None for what
-            PyTorch does: exactly if the environment variable ``KINETO_USE_DAEMON`` is set.
+            PyTorch does: exactly if the environment variable ``KINETO_USE_DAEMON`` is set. That
+            is looked at now, by PyTorch when it is imported: set it before both.
 
     Installing again changes ``kineto``, if it is not None, and nothing else. One `uninstall`
     undoes any number of calls.
@@ -215,11 +216,17 @@ def _hold(holder: object, kineto: bool | None) -> None:
         raise TypeError(f"kineto must be a bool or None, not {kineto!r}")
     if kineto is None:
         kineto = _holders.get(holder)
-    if not is_installed():
-        _put_in()
     # Taken out first, so that the last one given is the last in the dict.
     _holders.pop(holder, None)
+    # Before the question: the garbage collector may end a forgotten installed() at any moment, and
+    # with the last holder would go what was found installed.
     _holders[holder] = kineto
+    if not is_installed():
+        try:
+            _put_in()
+        except BaseException:
+            del _holders[holder]
+            raise
     _settle()
 
 
@@ -462,6 +469,13 @@ def _release(claim: _Claim) -> None:
         tracker.erase_step_count(claim.name)
     # Last: whoever takes the name must not find the count.
     del _names[claim.name]
+
+
+def _erase(optimizer: Optimizer) -> None:
+    """Erase an optimizer's requester, if it has one; its next step registers it again."""
+    claim = _claims.get(id(optimizer))
+    if claim is not None and claim() is optimizer:
+        KinetoStepTracker.erase_step_count(claim.name)
 
 
 def _nests(kind: type[Optimizer]) -> bool:

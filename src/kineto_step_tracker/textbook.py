@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+__all__ = ["LockedStepTracker", "TextbookStepTracker"]
+
 
 class TextbookStepTracker:
     """A dict of counts, looked at and then written, with nothing to keep threads apart.

@@ -74,7 +74,8 @@ class StepTracker:
         a finaliser or the child of a fork. None takes a lock around user code or waits for
         the callback. `increment_step` of a known requester is lock-free, and its
         compare-and-swap is tried at most once for each thread that increments with it.
-        Exact, exactly-once and linearizable under any number of threads.
+        Exact, exactly-once and linearizable under any number of threads. Only Ctrl-C that
+        arrives in the moment before a callback makes that step go without, never run twice.
 
     A tracker can be neither pickled nor copied: a second one would not share its counts.
 
@@ -157,7 +158,8 @@ class StepTracker:
         Raises:
             TypeError: ``requester`` is not a str.
 
-        Thread-safe; never waits. O(1).
+        Thread-safe; waits for no callback, and for another thread at most while that changes
+        the map of names. O(1).
 
         >>> tracker = StepTracker(start=7)
         >>> tracker.init_step_count("ProfilerStep")
@@ -192,7 +194,8 @@ class StepTracker:
         Raises:
             TypeError: ``requester`` is not a str.
 
-        Thread-safe; never waits. O(1).
+        Thread-safe; waits for no callback, and for another thread at most while that changes
+        the map of names. O(1).
 
         >>> tracker = StepTracker()
         >>> tracker.increment_step("Optimizer1Step")
@@ -262,7 +265,8 @@ class StepTracker:
         Raises:
             TypeError: ``name`` is not a str.
 
-        Thread-safe; never waits. O(1).
+        Thread-safe; waits for no callback, and for another thread at most while that changes
+        the map of names. O(1).
 
         >>> tracker = StepTracker(start=7)
         >>> tracker.requester("Optimizer1Step").increment()

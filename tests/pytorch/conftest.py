@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def as_new() -> Iterator[None]:
-    """Before each test: not installed, no optimizer alive, both trackers at step 0."""
+def reset() -> None:
+    """Not installed, no optimizer alive, both trackers at step 0."""
     from torch.autograd import profiler
 
     from kineto_step_tracker import KinetoStepTracker, pytorch
@@ -22,6 +21,14 @@ def as_new() -> Iterator[None]:
     profiler.KinetoStepTracker._step_dict.clear()
     profiler.KinetoStepTracker._current_step = 0
     KinetoStepTracker.reset()
+
+
+@pytest.fixture(autouse=True)
+def as_new() -> Iterator[None]:
+    """Everything as new before each test, and the tracker out of PyTorch after it."""
+    from kineto_step_tracker import pytorch
+
+    reset()
     yield
     pytorch.uninstall()
 

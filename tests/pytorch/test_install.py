@@ -481,3 +481,24 @@ def test_kineto_is_a_bool_or_none(bad: Any) -> None:
     with pytest.raises(TypeError, match="kineto must be a bool or None, not "):
         pytorch.install(bad)
     assert not pytorch.is_installed()
+
+
+def test_a_forgotten_installed_that_is_collected_while_another_begins() -> None:
+    """Its end, from the garbage collector, must not take out what the other found installed."""
+
+    class Holder:
+        asked = 0
+
+        def __hash__(self) -> int:
+            self.asked += 1
+            if self.asked == 2:
+                del forgotten[:]
+            return 1
+
+    statement = pytorch.installed()
+    statement.__enter__()
+    forgotten = [statement]
+    del statement
+    with pytorch._lock:
+        pytorch._hold(Holder(), None)
+    assert pytorch.is_installed()

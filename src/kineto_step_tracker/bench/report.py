@@ -35,7 +35,7 @@ class Question(StrEnum):
 
     @property
     def unit(self) -> str:
-        """Of its values: seconds, steps a second, or bytes."""
+        """The unit of its values, which is seconds, steps a second, or bytes."""
         if self in (Question.SHARED, Question.SEPARATE, Question.BEHIND):
             return "1/s"
         return {Question.MEMORY: "B", Question.NEEDLESS: ""}.get(self, "s")

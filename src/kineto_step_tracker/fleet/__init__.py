@@ -27,7 +27,7 @@ if not torch.distributed.is_available():
 
 from kineto_step_tracker.fleet.board import FleetError
 from kineto_step_tracker.fleet.observer import Observer, RankView, View, open_store
-from kineto_step_tracker.fleet.step import FleetStep, RankStep
+from kineto_step_tracker.fleet.step import FleetStep, RankStep, Steps
 
 __all__ = [
     "FleetError",
@@ -35,6 +35,7 @@ __all__ = [
     "Observer",
     "RankStep",
     "RankView",
+    "Steps",
     "View",
     "open_store",
 ]

@@ -43,8 +43,12 @@ class RankStep(NamedTuple):
     age: float
 
 
-class _Tracker(Protocol):
-    def current_step(self) -> int: ...
+class Steps(Protocol):
+    """What a rank counts with."""
+
+    def current_step(self) -> int:
+        """Return the step that it has come to."""
+        ...
 
 
 class FleetStep:
@@ -97,7 +101,7 @@ class FleetStep:
         self,
         store: Store | None = None,
         *,
-        tracker: _Tracker = KinetoStepTracker,
+        tracker: Steps = KinetoStepTracker,
         rank: int | None = None,
         world_size: int | None = None,
         every: int = 1,

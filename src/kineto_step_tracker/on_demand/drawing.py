@@ -29,12 +29,16 @@ def draw(traces: Sequence[tuple[str, Trace]], file: Path, title: str = "Traces o
 
     A trace has a row for the steps that the tracker marked in it, each from the end of the one
     before, and one for each thread, with what `torch.profiler.record_function` named there and
-    the steps of its optimizers. It is drawn as `picture` does it.
+    the steps of its optimizers. Needs matplotlib, the extra ``bench``.
 
     Args:
         traces: the traces and what to call them, at least one.
-        file: where to.
+        file: where to, an SVG or PNG by the ending of its name. What is there is overwritten.
         title: above it all.
+
+    Raises:
+        ValueError: there is no trace, or the name of ``file`` has another ending.
+        OSError: ``file`` cannot be written.
     """
     if not traces:
         raise ValueError("traces must not be empty")
