@@ -151,7 +151,7 @@ def test_whether_the_tracker_is_in_the_pytorch_of_this_process(torch_is: Path) -
     outside = findings()["installed"]
     assert outside.value is False
     assert outside.mend is not None
-    assert "install() of the module kineto_step_tracker.pytorch" in outside.mend
+    assert "kineto_step_tracker.pytorch.is_installed() tells" in outside.mend
 
 
 @pytest.mark.parametrize(

@@ -257,10 +257,9 @@ def _installed(there_is_torch: bool) -> Finding:
     return Finding(
         "installed",
         False,
-        "the tracker is not in the PyTorch of this process; into that of your training program, "
-        "another process, this one cannot look",
-        "there, call install() of the module kineto_step_tracker.pytorch, and is_installed() to "
-        "see whether it is"
+        "whether the tracker is installed cannot be seen from here: your training program is "
+        "another process",
+        "there, kineto_step_tracker.pytorch.is_installed() tells; if it is False, call install()"
         if there_is_torch
         else None,
     )

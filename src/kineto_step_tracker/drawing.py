@@ -6,6 +6,7 @@ transparent: every colour can be told from a white page and from GitHub's dark o
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,9 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def picture(file: Path, size: tuple[float, float], title: str, footer: str) -> Iterator[Figure]:
+def picture(
+    file: str | os.PathLike[str], size: tuple[float, float], title: str, footer: str
+) -> Iterator[Figure]:
     """Save what is drawn on a figure, as SVG or PNG by the ending of the file's name.
 
     The same drawing gives the same bytes. matplotlib's settings have no part in it and are left
@@ -54,6 +57,7 @@ def picture(file: Path, size: tuple[float, float], title: str, footer: str) -> I
         ValueError: the name of ``file`` has another ending.
         OSError: ``file`` cannot be written.
     """
+    file = Path(file)
     ending = file.suffix.lower().removeprefix(".")
     if ending not in FORMATS:
         endings = " or ".join(f".{known}" for known in FORMATS)

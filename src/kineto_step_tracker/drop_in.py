@@ -238,11 +238,11 @@ def _checked(counts: dict[str, int]) -> dict[str, int]:
 class KinetoStepTracker(metaclass=_DropInType):
     """The step tracker of this process, a drop-in for PyTorch's class of the same name.
 
-    PyTorch's four methods mean what they mean there, for one thread call by call, and keep
-    their meaning under any number of threads; the other three are `StepTracker`'s. All are
-    called on the class, which has no instances of interest. A rise calls Kineto's ``step()``
-    if PyTorch is loaded in the process and does nothing otherwise; the class never imports
-    PyTorch.
+    It has the four methods of PyTorch's class. On one thread each call does and returns what
+    PyTorch's does. On several, where PyTorch's class loses and repeats steps, it stays exact.
+    ``step_counts``, ``requester`` and ``reset`` are `StepTracker`'s. Call all of them on the
+    class itself; an instance is of no use. A rise calls Kineto's ``step()`` if PyTorch is
+    loaded in the process and does nothing otherwise; the class never imports PyTorch.
 
     PyTorch's private attributes work too, for code that inspects or resets the count:
     ``_current_step`` is the global step, and ``_step_dict`` a mapping of the counts. Writing

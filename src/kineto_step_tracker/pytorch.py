@@ -100,10 +100,11 @@ def install(kineto: bool | None = None) -> None:
       garbage-collected; a copy and an unpickled optimizer are new ones. PyTorch's own hook,
       which counts all optimizers as one requester, is out.
 
-    An optimizer starts at the global step, so its first ``step()`` raises that. But where others
-    have only just taken their first, it joins them: 300 optimizers, one a parameter, are one step
-    from the first iteration on. So of optimizers that are each used once, one after another,
-    those still alive count as one iteration together.
+    An optimizer starts at the global step, so its first ``step()`` raises that by one. The
+    exception: where the global step was made by another optimizer's first ``step()``, and that
+    has not stepped since, both first steps are one. So 300 optimizers, one for each parameter,
+    count one step in the first iteration too; and optimizers that are used once each, one after
+    another, count as one iteration for as long as they are alive.
 
     A ``step()`` that is called by another ``step()`` of the same optimizer, as a subclass does
     with ``super()``, is part of it and not counted. One that raises is not counted, nor one
@@ -121,8 +122,8 @@ def install(kineto: bool | None = None) -> None:
 
     Args:
         kineto: whether a rise of the global step calls Kineto's ``step()``. None for what
-            PyTorch does: exactly if the environment variable ``KINETO_USE_DAEMON`` is set. That
-            is looked at now, by PyTorch when it is imported: set it before both.
+            PyTorch does: exactly if the environment variable ``KINETO_USE_DAEMON`` is set.
+            `install` looks at it now, and PyTorch when it is imported: set it before both.
 
     Installing again changes ``kineto``, if it is not None, and nothing else. One `uninstall`
     undoes any number of calls.
@@ -131,9 +132,9 @@ def install(kineto: bool | None = None) -> None:
         TypeError: ``kineto`` is neither a bool nor None.
         RuntimeError: this PyTorch lacks something, which the message names, and is unchanged.
 
-    Thread-safe, and other threads may step meanwhile. Not for signal handlers, and if other
-    global optimizer hooks are registered, not while a thread is in one: PyTorch's dict of
-    them cannot change then.
+    Thread-safe, and other threads may step meanwhile. Do not call it in a signal handler, nor,
+    if other global optimizer hooks are registered, while a thread runs one: PyTorch's dict of
+    them must not change then.
 
     >>> import torch
     >>> from kineto_step_tracker import KinetoStepTracker
@@ -180,7 +181,7 @@ def installed(kineto: bool | None = None) -> Iterator[None]:
         kineto: as for `install`.
 
     Raises:
-        RuntimeError: as `install` does.
+        TypeError, RuntimeError: as `install` does.
 
     >>> with installed():
     ...     with installed(kineto=True):
@@ -238,7 +239,7 @@ def _put_in() -> None:
     if missing:
         raise RuntimeError(
             f"cannot install into PyTorch {torch.__version__}, which is unchanged. Not found: "
-            f"{', '.join(missing).replace(':', '.')}. PyTorch 2.13 has it"
+            f"{', '.join(missing).replace(':', '.')}. This release was tested with PyTorch 2.13"
         )
     _installation = _Installation()
 

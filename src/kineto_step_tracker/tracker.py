@@ -1,6 +1,6 @@
 # cython: language_level=3, binding=False, nonecheck=True, annotation_typing=False
 # cython: freethreading_compatible=True, embedsignature=True, embedsignature.format=clinic
-"""The step tracker: one count a requester, the global step their largest, one callback a rise.
+"""The step tracker: a count per requester, the global step their largest, a callback per rise.
 
 This file is the whole algorithm. It runs as it stands on the portable substrate, and compiled
 by Cython, with the types in ``tracker.pxd``, on the native one. It imports the substrate only.
@@ -51,8 +51,8 @@ _trackers: weakref.WeakSet[StepTracker] = weakref.WeakSet()
 class StepTracker:
     """Counts steps for any number of requesters and calls back once for every global step.
 
-    The global step is the largest count. It never falls, and each time it rises by one,
-    ``on_step`` is called once, with the new step.
+    The global step is the largest count. It never falls. Each time it grows by one, which is
+    called a *rise*, ``on_step`` is called once, with the new step.
 
     Args:
         on_step: called as ``on_step(step)`` for every step from ``start + 1`` on: once each,
@@ -61,7 +61,9 @@ class StepTracker:
             operation that called it, with a note naming the step; the steps behind it still
             run, and if several raise, an `ExceptionGroup` leaves. `KeyboardInterrupt` and
             `SystemExit`, and nothing else, leave at once; the steps not yet run then run with
-            the next rise, init or erase.
+            the next rise, init or erase. Besides increments, the operations that may call it,
+            for a step that another thread has counted and not yet raised, are init, erase,
+            `step_counts`, `Requester.count` and ``repr()``.
             None to count only.
         start: the global step to start from, an int from 0 to 2**62.
 
@@ -136,6 +138,7 @@ class StepTracker:
 
         Raises:
             TypeError: ``requester`` is not a str.
+            Exception: whatever ``on_step`` raises, if this call runs it.
 
         Lock-free for a known requester, O(1) whatever the number of requesters.
 
@@ -254,10 +257,11 @@ class StepTracker:
         return counts
 
     def requester(self, name: str) -> Requester:
-        """Return a handle on a requester, registered as by its first `init_step_count`.
+        """Return a handle on a requester.
 
-        A known requester keeps its count. Incrementing by handle is faster than by name, and
-        on free-threaded builds a handle that each thread makes for itself scales best.
+        An unknown requester is registered, at the global step; a known one keeps its count.
+        Incrementing by handle is faster than by name, and on free-threaded builds a handle that
+        each thread makes for itself scales best.
 
         Args:
             name: the requester's name, a str.
@@ -273,7 +277,7 @@ class StepTracker:
         8
         """
         if type(name) is not str:
-            return self.requester(_plain_name(name))
+            return self.requester(_plain_name(name, "name"))
         while True:
             cell = self._cell_of(name)
             count = cell.load()
@@ -309,7 +313,9 @@ class StepTracker:
         self._assign_step(step)
 
     def __repr__(self) -> str:
-        return f"<StepTracker at step {self.current_step()}, counts {self.step_counts()}>"
+        counts = self.step_counts()
+        shown = str(counts) if len(counts) <= 10 else f"of {len(counts)} requesters"
+        return f"<StepTracker at step {self.current_step()}, counts {shown}>"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
@@ -498,7 +504,7 @@ class Requester:
     _name: str
     _tracker: StepTracker
 
-    def __init__(self) -> None:
+    def __init__(self, *_arguments: object, **_options: object) -> None:
         raise TypeError("a Requester is made by StepTracker.requester(name)")
 
     def increment(self) -> int:
@@ -562,11 +568,11 @@ def _make_requester(tracker: StepTracker, name: str, cell: AtomicInt64) -> Reque
     return handle
 
 
-def _plain_name(requester: object) -> str:
+def _plain_name(name: object, argument: str = "requester") -> str:
     """The characters of a str subclass: its own hash and comparison might run any code."""
-    if not issubclass(type(requester), str):
-        raise TypeError(f"requester must be a str, not {_described(requester)}")
-    return str.__str__(requester)
+    if not issubclass(type(name), str):
+        raise TypeError(f"{argument} must be a str, not {_described(name)}")
+    return str.__str__(name)
 
 
 def _interned(name: str) -> str:

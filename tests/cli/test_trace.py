@@ -133,8 +133,8 @@ def test_nobody_asked(sockets: Path) -> None:
     done = trace(sockets, *BRIEF)
     assert done.returncode == 1
     assert done.stderr == (
-        "kineto-step-tracker: nobody has asked in 0.3 s. Kineto does every 5 s, so give it longer, "
-        "by --timeout.\n"
+        "kineto-step-tracker: no training has asked in 0.3 s. Kineto asks every 5 s: wait longer, "
+        "with --timeout.\n"
     )
 
 
@@ -190,7 +190,10 @@ def test_another_daemon_holds_the_name(sockets: Path) -> None:
         (["--job-id", "x"], "Invalid value for '--job-id': 'x' is not a whole number from 0 up."),
         (["--timeout", "0"], "Invalid value for '--timeout': '0' is not a number above 0 and at"),
         (["--timeout", "nan"], "Invalid value for '--timeout': 'nan' is not a number above 0 an"),
-        (["--activities", "cpu"], "activities must be among cpu_op, user_annotation, "),
+        (
+            ["--activities", "cpu"],
+            "activities must not have 'cpu'; there are cpu_op, user_annotation, ",
+        ),
         (["--config", "X"], "'X' is not KEY=VALUE."),
         (["--config", ""], "'' is not KEY=VALUE."),
         (["--config", "=x"], "config must have keys in capitals such as PROFILE_WITH_STACK, not "),
@@ -225,7 +228,7 @@ def test_a_folder_that_cannot_be_made_is_named(sockets: Path) -> None:
     file.write_text("")
     refused = trace(sockets, "--output", str(file))
     assert refused.returncode == 1
-    assert refused.stderr == f"kineto-step-tracker: {file}: File exists\n"
+    assert refused.stderr == f"kineto-step-tracker: {file}: output must be a folder\n"
     refused = trace(sockets, "--output", str(file / "below"))
     assert refused.returncode == 1
     assert refused.stderr == f"kineto-step-tracker: {file / 'below'}: Not a directory\n"
@@ -277,7 +280,7 @@ def test_json_where_nobody_asked(sockets: Path) -> None:
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert (found["recordings"], found["is_whole"]) == ([], False)
-    assert "nobody has asked" in done.stderr
+    assert "no training has asked" in done.stderr
 
 
 def test_a_plot_is_drawn_of_what_there_is(sockets: Path) -> None:

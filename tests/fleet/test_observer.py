@@ -101,6 +101,22 @@ def test_one_of_several_jobs_has_to_be_chosen(connect: Connect) -> None:
     assert Observer(connect(), prefix="x/a").look().step == 3
 
 
+def test_a_bad_argument_is_named(connect: Connect) -> None:
+    wanted = r"store must be a torch.distributed store, as open_store\(\) makes one"
+    with pytest.raises(TypeError, match=rf"^{wanted}, not 'tcp://x:1'$"):
+        Observer("tcp://x:1")  # type: ignore[arg-type]
+    for world_size in ("2", True):
+        with pytest.raises(
+            TypeError, match=f"^world_size must be an int .* not {world_size!r}"
+        ):
+            Observer(connect(), world_size)  # type: ignore[arg-type]
+
+
+def test_its_repr_says_which_job(connect: Connect) -> None:
+    publish(connect(), {0: 1})
+    assert repr(Observer(connect())) == f"<Observer of '{PREFIX}', 3 ranks>"
+
+
 def test_nothing_there(connect: Connect) -> None:
     connect().set("a/job/forms", "")
     for prefix in (None, "a"):

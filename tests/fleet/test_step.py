@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
 import itertools
 import logging
 import math
 import os
+import pickle
 import re
 import signal
 import threading
@@ -309,9 +311,9 @@ def test_another_process_under_the_same_rank_is_reported_once(connect: Connect, 
         ("on_step", 3, TypeError, "be callable or None, not 3"),
         ("interval", "1", TypeError, "be a number of seconds, not '1'"),
         ("interval", True, TypeError, "be a number of seconds, not True"),
-        ("interval", 0, ValueError, "be above 0 seconds, not 0"),
-        ("interval", math.nan, ValueError, "be from 0 to 1000000 seconds, not nan"),
-        ("interval", 1_000_001, ValueError, "be from 0 to 1000000 seconds, not 1000001"),
+        ("interval", 0, ValueError, "be above 0 and at most 1000000 seconds, not 0"),
+        ("interval", math.nan, ValueError, "be above 0 and at most 1000000 seconds, not nan"),
+        ("interval", 1_000_001, ValueError, "be above 0 and at most 1000000 seconds, not 1000001"),
         ("prefix", "", ValueError, "not be empty"),
         ("prefix", 3, TypeError, "be a str, not 3"),
         ("prefix", "\ud800", ValueError, "be text that UTF-8 can hold, not '\\ud800'"),
@@ -335,6 +337,13 @@ def test_bad_arguments_of_methods_are_named(job: Job) -> None:
         with pytest.raises(ValueError, match=r"^timeout must be from 0 to 1000000 seconds, not -1"):
             rank.close(-1)
         rank.close()
+
+
+def test_it_can_be_neither_pickled_nor_copied(job: Job) -> None:
+    rank = job.start(HashStore())
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"^a FleetStep can be neither pickled nor copied: "):
+            make(rank)
 
 
 def test_rank_and_world_size_come_from_torchrun(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

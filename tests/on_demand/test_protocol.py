@@ -591,7 +591,9 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path, is_file: bool) -> None
     if is_file:
         folder.write_text("")
     before = descriptors()
-    with pytest.raises(NotADirectoryError, match=f"{FOLDER} must name a folder") as caught:
+    with pytest.raises(
+        NotADirectoryError, match=f"socket_folder, or {FOLDER}, must name a folder"
+    ) as caught:
         Listener(folder)
     assert caught.value.filename == str(folder)
     assert descriptors() == before
@@ -611,7 +613,9 @@ def test_a_path_too_long_for_kinetos_own_sockets_is_refused_and_the_longest_is_n
     longer = longest.with_name(f"{longest.name}x")
     longer.mkdir()
     before = descriptors()
-    with pytest.raises(ValueError, match=f"^{FOLDER} must be a path of at most 54 bytes") as caught:
+    with pytest.raises(
+        ValueError, match=f"^socket_folder, or {FOLDER}, must be a path of at most 54 bytes"
+    ) as caught:
         Listener(longer)
     assert str(caught.value).endswith(f"{str(longer)!r} has 55")
     assert descriptors() == before

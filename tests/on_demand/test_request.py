@@ -74,7 +74,7 @@ def test_start_and_align_exclude_each_other() -> None:
 @pytest.mark.parametrize("activity", ["CPU_OP", "cpu_op,kernel", "", "cpu_op\n", None, 3, ["x"]])
 def test_an_unknown_activity_is_refused_and_the_known_ones_named(activity: object) -> None:
     known = ", ".join(ACTIVITIES)
-    message = f"activities must be among {known}; not {activity!r}"
+    message = f"activities must not have {activity!r}; there are {known}"
     refused(ValueError, message, activities=["cpu_op", activity])
 
 
@@ -245,7 +245,7 @@ def test_whatever_kineto_would_keep_is_said_each_time_on_a_line_of_its_own(
         (Request(iterations=10), "the next 10 steps"),
         (Request(iterations=10, warmup=3), "the next 10 steps"),
         (Request(iterations=10, start=1000), "steps 1000 to 1009"),
-        (Request(iterations=10, align=100), "10 steps from a multiple of 100 on"),
+        (Request(iterations=10, align=100), "10 steps, the first two after a multiple of 100"),
     ],
 )
 def test_the_steps_can_be_said_in_words(request_: Request, steps: str) -> None:

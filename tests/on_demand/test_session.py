@@ -415,8 +415,8 @@ def test_without_marks_the_optimizers_steps_are_the_most_there_can_be(
     assert (recording.iterations, recording.first, recording.last) == (5 + more, None, None)
     assert recording.optimizers == {"Optimizer.step#SGD.step": 5 + more}
     assert recording.problem == (
-        f"recorded at most {5 + more} iterations, where 5 were asked for; it has not the tracker "
-        "installed, and PyTorch's own class counts each step of each optimizer. With "
+        f"recorded at most {5 + more} iterations, where 5 were asked for; the tracker is not "
+        "installed in it, and PyTorch's own class counts each step of each optimizer. With "
         "kineto_step_tracker.pytorch.install() the training counts its iterations, and marks them"
     )
 
@@ -685,6 +685,7 @@ def test_an_argument_of_another_type_is_refused(bad: dict[str, Any], asking: Ask
     ("name", "value", "error", "message"),
     [
         ("request", "ten", TypeError, "request must be a Request, not 'ten'"),
+        ("pids", 3, TypeError, "pids must be an iterable of ints, not 3"),
         ("pids", [0], ValueError, "pids must be from 1 up, not 0"),
         ("pids", [-1], ValueError, "pids must be from 1 up, not -1"),
         ("pids", ["1"], TypeError, "pids must be ints, not '1'"),
@@ -735,7 +736,9 @@ def test_a_folder_that_cannot_be_written_is_refused(asking: Asking) -> None:
 
 
 def test_a_socket_folder_that_is_not_there_is_refused(asking: Asking) -> None:
-    with pytest.raises(NotADirectoryError, match="KINETO_IPC_SOCKET_DIR must name a folder"):
+    with pytest.raises(
+        NotADirectoryError, match="socket_folder, or KINETO_IPC_SOCKET_DIR, must name a folder"
+    ):
         asking(socket_folder=asking.sockets / "none")
 
 

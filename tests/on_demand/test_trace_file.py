@@ -119,6 +119,11 @@ def test_a_trace_in_which_nothing_ran_is_whole(tmp_path: Path) -> None:
     assert found.optimizers == ()
 
 
+def test_the_file_may_be_named_by_a_text(tmp_path: Path) -> None:
+    file = written(tmp_path, START, END)
+    assert read(str(file)) == read(file)
+
+
 def test_marks_that_come_together_keep_their_order(tmp_path: Path) -> None:
     found = read(written(tmp_path, START, mark(10, 5), mark(11, 5), mark(12, 5), END))
     assert found.steps == (10, 11, 12)

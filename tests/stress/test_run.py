@@ -178,6 +178,11 @@ def test_it_needs_no_main_module() -> None:
     assert (done.stdout, done.stderr) == ("()\n", "")
 
 
+def test_a_watcher_that_cannot_be_called_is_refused_before_anything_runs() -> None:
+    with pytest.raises(TypeError, match=r"^watch must be callable, not 3$"):
+        run(Plan(), 3)  # type: ignore[arg-type]
+
+
 def test_the_watcher_is_told_of_progress() -> None:
     told: list[Progress] = []
     run(Plan(seconds=SECONDS), told.append)
@@ -200,8 +205,11 @@ def test_the_watcher_is_told_of_progress() -> None:
         ({"seconds": "2"}, "seconds must be a number, not str ('2')"),
         ({"seed": -1}, "seed must be at least 0, not -1"),
         ({"seed": 0.5}, "seed must be an int, not float (0.5)"),
-        ({"scenario": "x"}, "'x' is not a valid Scenario"),
-        ({"tracker": "x"}, "'x' is not a valid Subject"),
+        (
+            {"scenario": "x"},
+            "scenario must be one of count, churn, callbacks, interrupts, all, not 'x'",
+        ),
+        ({"tracker": "x"}, "tracker must be one of ours, textbook, locked, pytorch, not 'x'"),
     ],
 )
 def test_a_bad_plan_is_refused(argument: dict[str, Any], message: str) -> None:

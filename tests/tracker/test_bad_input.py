@@ -18,12 +18,12 @@ class Hostile:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "argument"),
     [
-        StepTracker.init_step_count,
-        StepTracker.increment_step,
-        StepTracker.erase_step_count,
-        StepTracker.requester,
+        (StepTracker.init_step_count, "requester"),
+        (StepTracker.increment_step, "requester"),
+        (StepTracker.erase_step_count, "requester"),
+        (StepTracker.requester, "name"),
     ],
 )
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ class Hostile:
     ],
 )
 def test_a_requester_that_is_no_str(
-    call: Callable[[StepTracker, Any], object], bad: object, described: str
+    call: Callable[[StepTracker, Any], object], argument: str, bad: object, described: str
 ) -> None:
     tracker = StepTracker(start=3)
     tracker.init_step_count("a")
     with pytest.raises(TypeError) as refusal:
         call(tracker, bad)
-    assert str(refusal.value) == f"requester must be a str, not {described}"
+    assert str(refusal.value) == f"{argument} must be a str, not {described}"
     assert (tracker.current_step(), tracker.step_counts()) == (3, {"a": 3})
 
 
@@ -97,6 +97,8 @@ def test_initialised_only_once() -> None:
 def test_a_handle_is_not_made_by_hand() -> None:
     with pytest.raises(TypeError, match=r"made by StepTracker\.requester"):
         Requester()
+    with pytest.raises(TypeError, match=r"made by StepTracker\.requester"):
+        Requester(StepTracker(), name="a")
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,15 @@ def test_reprs_show_the_counts() -> None:
     assert repr(handle) == "<Requester 'a', count 1>"
 
 
+def test_the_repr_of_many_requesters_is_still_one_line() -> None:
+    tracker = StepTracker(start=7)
+    for number in range(10):
+        tracker.init_step_count(f"SGD#{number}")
+    assert "'SGD#9': 7}>" in repr(tracker)
+    tracker.init_step_count("SGD#10")
+    assert repr(tracker) == "<StepTracker at step 7, counts of 11 requesters>"
+
+
 class BesideTheTextbook(RuleBasedStateMachine):
     """Any sequence of calls, made on both, returns and calls back alike."""
 

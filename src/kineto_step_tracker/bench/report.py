@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import quantiles
 from typing import NamedTuple, Self
@@ -18,20 +18,25 @@ PACKAGE = "kineto_step_tracker"
 
 
 class Question(StrEnum):
-    """What is asked of several contenders at once, and what ``x`` of a `Key` counts in it."""
+    """What is asked of several contenders at once.
 
-    NO_RISE = "a step that is no rise"  # requesters
-    RISE = "a rise, empty C callback"  # requesters
-    RISE_PYTHON = "a rise, empty Python callback"  # requesters
-    SHARED = "threads that share one requester, every step a rise"  # threads
-    SEPARATE = "threads with a requester each, the first to get there rises"  # threads
-    BEHIND = "threads with a requester each, no rise"  # threads
-    OPTIMIZER = "optimizer.step() of a small model"  # optimizers
-    BACKWARD = "a backward in which an optimizer a parameter steps"  # optimizers
-    HOOK = "what a hook takes of either"  # optimizers
+    ``x`` of a `Key` counts threads in ``SHARED``, ``SEPARATE`` and ``BEHIND``, optimizers in
+    ``OPTIMIZER``, ``BACKWARD`` and ``HOOK``, and requesters in ``NO_RISE``, ``RISE``,
+    ``RISE_PYTHON`` and ``MEMORY``.
+    """
+
+    NO_RISE = "a step that is no rise"
+    RISE = "a rise, empty C callback"
+    RISE_PYTHON = "a rise, empty Python callback"
+    SHARED = "threads that share one requester, every step a rise"
+    SEPARATE = "threads with a requester each, the first to get there rises"
+    BEHIND = "threads with a requester each, no rise"
+    OPTIMIZER = "optimizer.step() of a small model"
+    BACKWARD = "a backward in which an optimizer a parameter steps"
+    HOOK = "what a hook takes of either"
     IMPORT = "the import of the package"
     NEEDLESS = "imports of PyTorch, or of atomics where that is not used"
-    MEMORY = "memory a requester"  # requesters
+    MEMORY = "memory a requester"
 
     @property
     def unit(self) -> str:
@@ -42,7 +47,11 @@ class Question(StrEnum):
 
 
 class Key(NamedTuple):
-    """Whose answer to which question."""
+    """What was measured: a question, who answers it, and for how many.
+
+    ``contender`` is the value of a `Contender` or `Hook`, or the package's name. ``x`` counts
+    requesters, threads or optimizers, as the question says; 0 where there is nothing to count.
+    """
 
     question: Question
     contender: str
@@ -83,7 +92,7 @@ class Report:
     free_threaded: bool
     quick: bool
     seconds: float
-    values: dict[Key, list[float]]
+    values: dict[Key, list[float]] = field(repr=False)
 
     def spread(self, key: Key) -> Spread:
         """Return the median and the quartiles of what was measured."""

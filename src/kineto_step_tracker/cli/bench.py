@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 def bench(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Take a third of the time; noise disturbs more.")
+        bool,
+        typer.Option(
+            "--quick", help="Take a third of the time, with fewer turns: the figures vary more."
+        ),
     ] = False,
     json_file: Annotated[
         Path | None,
@@ -37,7 +40,8 @@ def bench(
             "--json",
             parser=new_file,
             metavar="FILE",
-            help="Write all that was measured to it as JSON, over what is there.",
+            help="Write all that was measured to this file as JSON. One that is there is "
+            "overwritten.",
         ),
     ] = None,
     plot: Annotated[
@@ -45,7 +49,7 @@ def bench(
         typer.Option(
             parser=picture,
             metavar="FILE.svg|png",
-            help="Draw it to this file, over what is there.",
+            help="Draw it to this file. One that is there is overwritten.",
         ),
     ] = None,
 ) -> None:

@@ -36,7 +36,7 @@ def demo(
         typer.Option(
             parser=whole_number(1, 256),
             metavar="NUMBER",
-            help="How many threads train, two optimizers each.",
+            help="How many threads train, 1 to 256, with two optimizers each.",
         ),
     ] = 4,
     iterations: Annotated[
@@ -44,7 +44,7 @@ def demo(
         typer.Option(
             parser=whole_number(1),
             metavar="NUMBER",
-            help="How many iterations each of them trains.",
+            help="How many iterations each of them trains, from 1.",
         ),
     ] = 1000,
     torch: Annotated[

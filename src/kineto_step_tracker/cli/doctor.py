@@ -1,4 +1,4 @@
-"""``kineto-step-tracker doctor``: what the tracker stands on here, for a person or a program.
+"""``kineto-step-tracker doctor``: what the tracker runs on here, for a person or a program.
 
 It imports Typer and `kineto_step_tracker.diagnosis`.
 """
@@ -18,10 +18,11 @@ _MEANING_AT = 11
 
 def doctor(
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+        bool,
+        typer.Option("--json", help="Print one JSON object to standard output and nothing else."),
     ] = False,
 ) -> None:
-    """Say what the tracker stands on here, and how to mend it.
+    """Say what the tracker runs on here, and how to mend what is missing.
 
     Whatever costs you something is followed by a line that says how to mend it.
     """

@@ -64,7 +64,8 @@ def fleet(
         typer.Option(
             parser=whole_number(0),
             metavar="STEPS",
-            help="Mark ranks that are further behind the first than this. Without: none.",
+            help="Mark ranks that are more steps than this behind the one that is furthest ahead, "
+            "from 0. Without: none.",
         ),
     ] = None,
     silent: Annotated[
@@ -72,7 +73,7 @@ def fleet(
         typer.Option(
             parser=duration(_MOST_SECONDS),
             metavar="SECONDS",
-            help="Mark ranks that have published nothing for longer than this.",
+            help="Mark ranks that have published nothing for longer than this, at most a day.",
         ),
     ] = 10,
     interval: Annotated[
@@ -80,8 +81,8 @@ def fleet(
         typer.Option(
             parser=duration(_MOST_SECONDS),
             metavar="SECONDS",
-            help="How long after a look comes the next. Steps a second take two, with something "
-            "published between them, which ranks do every second unless told otherwise.",
+            help="How long after a look comes the next. Steps a second need two looks between "
+            "which the rank has published, which ranks do every second unless told otherwise.",
         ),
     ] = 2,
     watch: Annotated[
@@ -91,20 +92,21 @@ def fleet(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object and nothing else; with --watch one a look, each on a line.",
+            help="Print one JSON object to standard output and nothing else; with --watch one for "
+            "each look, on a line of its own.",
         ),
     ] = False,
 ) -> None:
-    """Show how far each rank of a running job is, and which are behind or silent.
+    """Show how far each rank of a running job is.
 
     Joins the store that a job's ranks publish their steps in by
-    kineto_step_tracker.fleet.FleetStep, as an observer that is none of them. Prints a row a rank:
-    its step, steps a second, how long ago it published that, and how many steps it is behind the
-    first.
+    kineto_step_tracker.fleet.FleetStep, as an observer that is none of them. Prints a row for each
+    rank: its step, steps a second, how long ago it published that, and how many steps it is behind
+    the rank that is furthest ahead.
 
     The exit status is 1 if some rank is silent, was never seen, or is further behind than
-    --behind, and 2 if the store cannot be read. Training that hangs is not silent: its steps a
-    second are 0.
+    --behind, and 2 if the store cannot be read or an option is refused. Training that hangs is not
+    silent: its steps a second are 0.
     """
     out = Console(file=sys.stderr, quiet=True) if as_json else console()
     with out.status("Joining the job's store..."):

@@ -29,7 +29,7 @@ def stress(
         typer.Option(
             parser=whole_number(1, logic.MOST_THREADS),
             metavar="NUMBER",
-            help="How many threads step at once.",
+            help="How many threads step at once, 1 to 256.",
         ),
     ] = 4,
     requesters: Annotated[
@@ -37,21 +37,26 @@ def stress(
         typer.Option(
             parser=whole_number(1, logic.MOST_REQUESTERS),
             metavar="NUMBER",
-            help="How many requesters they share. Each thread has one more of its own.",
+            help="How many requesters they share, 1 to 100 000. Each thread has one more, its own.",
         ),
     ] = 4,
     seconds: Annotated[
         float,
-        typer.Option(parser=duration(logic.MOST_SECONDS), metavar="NUMBER", help="For how long."),
+        typer.Option(
+            parser=duration(logic.MOST_SECONDS),
+            metavar="SECONDS",
+            help="For how long, above 0, at most a day.",
+        ),
     ] = 10,
     scenario: Annotated[
         logic.Scenario,
         typer.Option(
             parser=one_of(logic.Scenario),
             metavar="|".join(logic.Scenario),
-            help="count: increments only. churn: requesters are also initialised, erased and "
-            "looked at. callbacks: the callback sleeps, raises and comes back into the tracker. "
-            "interrupts: signal handlers and the garbage collector use the tracker at any moment.",
+            help="count: increments and looks at the counts, which are part of every one. churn: "
+            "requesters are also initialised, erased and registered anew. callbacks: the callback "
+            "sleeps, raises, interrupts and comes back into the tracker. interrupts: signal "
+            "handlers and finalisers use the tracker, at any moment. all: everything at once.",
         ),
     ] = logic.Scenario.ALL,
     tracker: Annotated[
@@ -77,7 +82,7 @@ def stress(
             "--json",
             parser=new_file,
             metavar="FILE",
-            help="Write the outcome to it as JSON too, over what is there.",
+            help="Write the outcome to this file as JSON too. One that is there is overwritten.",
         ),
     ] = None,
 ) -> None:

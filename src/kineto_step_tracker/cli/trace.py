@@ -27,7 +27,7 @@ from kineto_step_tracker.on_demand import State
 _MOST_SECONDS = 30 * 86_400
 # Kineto asks every 5 seconds: if nobody has by then, something may be wrong.
 _PATIENCE = 7
-_TOO_SHORT = "nobody has asked in {:g} s. Kineto does every 5 s, so give it longer, by --timeout."
+_TOO_SHORT = "no training has asked in {:g} s. Kineto asks every 5 s: wait longer, with --timeout."
 _NOBODY = (
     "no training has asked. Start it with KINETO_USE_DAEMON=1 in its environment and PyTorch 2.13 "
     "or later for Linux, and let it step an optimizer; give it the same KINETO_IPC_SOCKET_DIR as "
@@ -46,7 +46,9 @@ def trace(
     iterations: Annotated[
         int,
         typer.Option(
-            parser=whole_number(1), metavar="NUMBER", help="How many steps the trace is to hold."
+            parser=whole_number(1),
+            metavar="NUMBER",
+            help="How many steps the trace is to hold, from 1.",
         ),
     ] = 10,
     start: Annotated[
@@ -54,8 +56,9 @@ def trace(
         typer.Option(
             parser=whole_number(0),
             metavar="STEP",
-            help="The first step to record, as KinetoStepTracker.current_step() counts. "
-            "Without: the one after the step that runs when a process asks.",
+            help="The first step to record, from 2 plus --warmup, as "
+            "KinetoStepTracker.current_step() counts; not with --align. Without: the one after the "
+            "step that runs when a process asks.",
         ),
     ] = None,
     align: Annotated[
@@ -64,7 +67,7 @@ def trace(
             parser=whole_number(1),
             metavar="NUMBER",
             help="Begin two steps after a multiple of this, so that ranks record the same steps. "
-            "Choose more than they take in 5 s.",
+            "Choose more than they take in 5 s. Not with --start.",
         ),
     ] = None,
     warmup: Annotated[
@@ -97,7 +100,9 @@ def trace(
     timeout: Annotated[
         float,
         typer.Option(
-            parser=duration(_MOST_SECONDS), metavar="SECONDS", help="How long to wait in all."
+            parser=duration(_MOST_SECONDS),
+            metavar="SECONDS",
+            help="How long to wait in all, at most 30 days.",
         ),
     ] = 120,
     activities: Annotated[
@@ -116,14 +121,15 @@ def trace(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+        bool,
+        typer.Option("--json", help="Print one JSON object to standard output and nothing else."),
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             parser=picture,
             metavar="FILE.svg|png",
-            help="Draw the traces to this file, over what is there.",
+            help="Draw the traces to this file. One that is there is overwritten.",
         ),
     ] = None,
 ) -> None:
@@ -131,9 +137,11 @@ def trace(
 
     Asks every process of this machine that trains with KINETO_USE_DAEMON=1 for a trace of so many
     steps, waits for the files and counts what is in them. No daemon is needed: for as long as it
-    runs, this command is the one that Kineto asks.
+    runs, this command is the one that Kineto asks. It needs Linux, and PyTorch 2.13 or later in the
+    training.
 
-    The exit status is 0 if every process that was asked delivered a whole trace.
+    The exit status is 0 if every process that was asked delivered a whole trace, otherwise 1; 2 if
+    an option is refused.
     """
     try:
         request = logic.Request(
@@ -141,7 +149,7 @@ def trace(
             start=start,
             align=align,
             warmup=warmup,
-            activities=tuple(filter(None, activities.split(","))),
+            activities=tuple(filter(None, map(str.strip, activities.split(",")))),
             config=dict(map(_line, config or ())),
         )
     except ValueError as error:
@@ -263,7 +271,12 @@ def _conclude(out: Console, report: logic.Report, as_json: bool) -> None:
         elif recording.state in (State.TOLD, State.RECORDING):
             say(out, f"{who} {_ON_ITS_WAY}", "yellow", indent=4)
     for why, times in report.refused.items():
-        say(out, f"Not answered: {grouped(times)} x {why}.", "yellow", indent=4)
+        say(
+            out,
+            f"Not answered: {grouped(times)} datagram{'s' * (times > 1)} {why}.",
+            "yellow",
+            indent=4,
+        )
 
 
 _CUT = "recorded {} more before Kineto stopped, which have been cut from the file."

@@ -30,7 +30,7 @@ class RankView:
     """How a rank stands: None for what is not known of it.
 
     ``rate`` is in steps a second between the last two looks at which it had published anew, ``age``
-    in seconds since it last did, ``behind`` in steps.
+    in seconds since it last did, ``behind`` in steps behind the rank that is furthest ahead.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class View:
-    """How a job stands: the largest step of any rank, largest minus smallest, and the ranks."""
+    """A look at a job: ``step`` is the largest of any rank's, ``skew`` largest minus smallest."""
 
     step: int
     skew: int
@@ -59,6 +59,7 @@ class Observer:
 
     Raises:
         LookupError: no such job, or several; the message names what there is.
+        TypeError: ``store`` is no store, or ``world_size`` no int.
         ValueError: the job has another world size.
         OSError, RuntimeError: the store does not answer.
 
@@ -76,6 +77,14 @@ class Observer:
     def __init__(
         self, store: Store, world_size: int | None = None, prefix: str | None = None
     ) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(
+                f"store must be a torch.distributed store, as open_store() makes one, not {store!r}"
+            )
+        if world_size is not None and (
+            not isinstance(world_size, int) or isinstance(world_size, bool)
+        ):
+            raise TypeError(f"world_size must be an int or None, not {world_size!r}")
         # A job's own prefix may stand behind others', as torchrun's and the process group's.
         form = f"/{FORM}"
         # Of a connection whose answers are bounded, since this one holds the GIL until it has its.
@@ -125,6 +134,9 @@ class Observer:
             rate = self._rate(rank, step, now - age)
             ranks.append(RankView(rank, step, rate, age, first - step))
         return View(first, first - last, tuple(ranks))
+
+    def __repr__(self) -> str:
+        return f"<Observer of {self.prefix!r}, {self.world_size} ranks>"
 
     def _rate(self, rank: int, step: int, published: float) -> float | None:
         if rank not in self._before:

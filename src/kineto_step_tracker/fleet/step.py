@@ -17,7 +17,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, NoReturn, Protocol, Self
 
 import torch.distributed
 from torch._C._distributed_c10d import Store
@@ -29,9 +29,7 @@ from kineto_step_tracker.fleet.rises import Rises
 _log = logging.getLogger("kineto_step_tracker.fleet")
 
 _LONGEST_PAUSE = 60.0
-_REMEDY = "call torch.distributed.init_process_group() before"
-# How long the end of the process waits for a last word to the store.
-_FAREWELL = 2.0
+_REMEDY = "pass it, or call torch.distributed.init_process_group() first"
 # Far from what a lock can be waited for.
 _MOST_SECONDS = 1_000_000
 
@@ -52,7 +50,7 @@ class Steps(Protocol):
 
 
 class FleetStep:
-    """The step of a job with many ranks: the largest of any rank's, and one callback a rise.
+    """The step of a job with many ranks: the largest of any rank's, and one callback per rise.
 
     A thread of its own publishes this rank's step every ``interval`` seconds. When the step has
     passed a multiple of ``every``, that thread raises the job's step to it in the store by
@@ -82,7 +80,7 @@ class FleetStep:
         prefix: what the keys in the store begin with. Jobs on one store need different ones.
 
     Raises:
-        TypeError, ValueError: what came for which argument, and what was expected.
+        TypeError, ValueError: an argument is of another type, or out of range.
         RuntimeError: there is no default store, rank or world size to take.
 
     Thread-safe. A context manager that closes on exit; at the end of the process it closes
@@ -118,9 +116,7 @@ class FleetStep:
         self._every = _whole("every", every, 1)
         if on_step is not None and not callable(on_step):
             raise TypeError(f"on_step must be callable or None, not {on_step!r}")
-        self._interval = _seconds("interval", interval)
-        if self._interval == 0:
-            raise ValueError(f"interval must be above 0 seconds, not {interval!r}")
+        self._interval = _seconds("interval", interval, "above 0 and at most")
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a str, not {prefix!r}")
         if not prefix:
@@ -173,6 +169,12 @@ class FleetStep:
         state = "" if self._is_open() else ", closed"
         return f"<FleetStep {self._prefix!r}, rank {self._rank} of {self._world_size}{state}>"
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a FleetStep can be neither pickled nor copied: it has a thread and a "
+            "connection of its own, as this rank of the job"
+        )
+
     def current_step(self) -> int:
         """Return the largest step of any rank, of this one as it is now; it never falls.
 
@@ -212,31 +214,31 @@ class FleetStep:
         return {rank: RankStep(step, age + since) for rank, (step, age) in steps.items()}
 
     def skew(self) -> int:
-        """Return how many steps lie between the first rank and the last. Waits as `steps` does."""
+        """Return the largest step of any rank minus the smallest. Waits as `steps` does."""
         steps = [step for step, _ in self.steps().values()]
         return max(steps, default=0) - min(steps, default=0)
 
     def stragglers(self, behind: int = 1) -> list[int]:
-        """Return the ranks that are so many steps behind the first, or have not published.
+        """Return the ranks that lag by ``behind`` steps or more, or have not published.
 
         Waits as `steps` does.
 
         Args:
-            behind: from 1.
+            behind: how many steps behind the rank that is furthest ahead, from 1.
 
         Raises:
             TypeError, ValueError: ``behind`` is no int, or below 1.
         """
         _whole("behind", behind, 1)
         steps = self.steps()
-        first = max((step for step, _ in steps.values()), default=0)
+        furthest = max((step for step, _ in steps.values()), default=0)
         return [
             rank
             for rank in range(self._world_size)
-            if rank not in steps or first - steps[rank].step >= behind
+            if rank not in steps or furthest - steps[rank].step >= behind
         ]
 
-    def close(self, timeout: float = _FAREWELL) -> None:
+    def close(self, timeout: float = 2.0) -> None:
         """Publish the last step and end the thread. To close again does nothing.
 
         Args:
@@ -245,7 +247,7 @@ class FleetStep:
         Raises:
             TypeError, ValueError: ``timeout`` is no number, or below 0.
         """
-        patience = _seconds("timeout", timeout) / 2
+        patience = _seconds("timeout", timeout, "from 0 to") / 2
         if self._process != os.getpid():
             return
         with self._changed:
@@ -406,11 +408,11 @@ def _whole(name: str, number: object, least: int, most: int = 2**62) -> int:
     return number
 
 
-def _seconds(name: str, number: object) -> float:
+def _seconds(name: str, number: object, bounds: str) -> float:
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {number!r}")
-    if not 0 <= number <= _MOST_SECONDS:
-        raise ValueError(f"{name} must be from 0 to {_MOST_SECONDS} seconds, not {number!r}")
+    if not 0 <= number <= _MOST_SECONDS or (number == 0 and "above" in bounds):
+        raise ValueError(f"{name} must be {bounds} {_MOST_SECONDS} seconds, not {number!r}")
     return float(number)
 
 

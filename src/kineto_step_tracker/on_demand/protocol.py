@@ -179,14 +179,17 @@ class Listener:
     def _make_way(self, file: Path) -> None:
         if not file.parent.is_dir():
             raise NotADirectoryError(
-                errno.ENOTDIR, f"{_FOLDER} must name a folder", os.fspath(file.parent)
+                errno.ENOTDIR,
+                f"socket_folder, or {_FOLDER}, must name a folder",
+                os.fspath(file.parent),
             )
         length = len(os.fsencode(file.parent))
         if length > _LONGEST_FOLDER:
             # Kineto does not look, and writes over its own memory.
             raise ValueError(
-                f"{_FOLDER} must be a path of at most {_LONGEST_FOLDER} bytes, or Kineto has no "
-                f"room for its own sockets there; {os.fspath(file.parent)!r} has {length}"
+                f"socket_folder, or {_FOLDER}, must be a path of at most {_LONGEST_FOLDER} "
+                f"bytes, or Kineto has no room for its own sockets there; "
+                f"{os.fspath(file.parent)!r} has {length}"
             )
         try:
             mode = file.stat().st_mode

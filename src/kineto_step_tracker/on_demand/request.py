@@ -62,10 +62,10 @@ class Request:
     asks.
 
     Raises:
-        TypeError, ValueError: what came for which argument, and what was expected.
+        TypeError, ValueError: an argument is of another type, or out of range.
 
     >>> Request(iterations=10, align=100).steps
-    '10 steps from a multiple of 100 on'
+    '10 steps, the first two after a multiple of 100'
     >>> Request(iterations=0)
     Traceback (most recent call last):
     ValueError: iterations must be from 1 to 2147483645, not 0
@@ -92,7 +92,7 @@ class Request:
         for activity in self.activities:
             if activity not in ACTIVITIES:
                 raise ValueError(
-                    f"activities must be among {', '.join(ACTIVITIES)}; not {activity!r}"
+                    f"activities must not have {activity!r}; there are {', '.join(ACTIVITIES)}"
                 )
         if not isinstance(self.config, Mapping):
             raise TypeError(f"config must be a mapping of text to text, not {self.config!r}")
@@ -108,7 +108,7 @@ class Request:
         if self.start is not None:
             return f"steps {self.start} to {self.start + self.iterations - 1}"
         if self.align is not None:
-            return f"{self.iterations} steps from a multiple of {self.align} on"
+            return f"{self.iterations} steps, the first two after a multiple of {self.align}"
         return f"the next {self.iterations} steps"
 
     def configuration(self, file: Path) -> str:

@@ -54,14 +54,28 @@ _UNLIKE = (
 )
 _COUNTS = "recorded {} iterations, not {}"
 _UNMARKED = (
-    "recorded at most {} iterations, where {} were asked for; it has not the tracker installed, "
+    "recorded at most {} iterations, where {} were asked for; the tracker is not installed in it, "
     "and PyTorch's own class counts each step of each optimizer. With "
     "kineto_step_tracker.pytorch.install() the training counts its iterations, and marks them"
 )
 
 
 class State(StrEnum):
-    """How far a process is. The first four are on the way, the others final."""
+    """How far a process is. The first four are on the way, the others final.
+
+    - ``silent``: it has not asked yet.
+    - ``told``: it has been told what to record, and has not begun.
+    - ``recording``: it has begun.
+    - ``written``: its file is there, and has not been looked at yet.
+    - ``whole``: the file holds the steps that were asked for.
+    - ``wrong``: the file holds other steps, or cannot be read.
+    - ``unsure``: the file has enough iterations, but none of the tracker's marks to tell by.
+    - ``busy``: it was recording another trace.
+    - ``cancelled``: it had begun, and Kineto gave up.
+    - ``died``: the process ended before its file was whole.
+    - ``unfinished``: the timeout came first.
+    - ``idle``: it takes no steps itself, as what launches training or loads data for it.
+    """
 
     SILENT = "silent"
     TOLD = "told"
@@ -85,9 +99,11 @@ _FINE = (State.WHOLE, State.IDLE)
 class Recording:
     """What one process was asked for, and what came of it.
 
-    ``first`` and ``last`` are the steps recorded, None without the tracker's marks in the file;
-    ``iterations`` is how many it holds, ``cut`` how many more Kineto had recorded before it
-    stopped, ``optimizers`` how often each class of them stepped in it, ``problem`` what is wrong.
+    ``pid`` is the process, ``asked`` the request in words, ``state`` how far it is, ``file`` its
+    trace and ``size`` the bytes in it. ``first`` and ``last`` are the steps recorded, None without
+    the tracker's marks in the file; ``iterations`` is how many it holds, ``cut`` how many more
+    Kineto had recorded before it stopped, ``optimizers`` how often each class of them stepped in
+    it, ``problem`` what is wrong.
     """
 
     pid: int
@@ -164,6 +180,8 @@ def trace(
     The protocol is that of https://github.com/facebookincubator/dynolog, as libkineto in PyTorch
     2.13 speaks it.
     """
+    if not isinstance(pids, Iterable):
+        raise TypeError(f"pids must be an iterable of ints, not {pids!r}")
     pids = frozenset(pids)
     _check_arguments(request, pids, job_id, timeout, watch)
     folder = _writable(Path(output))
@@ -208,6 +226,8 @@ def _check_arguments(
 def _writable(folder: Path) -> Path:
     folder = folder.absolute()
     check_path("output", folder)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "output must be a folder", os.fspath(folder))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         return folder

@@ -6,6 +6,7 @@ It imports the standard library and the drop-in's name for its marks only.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Trace:
     """What `read` found. ``duration`` is in microseconds, ``size`` in bytes.
 
     ``steps`` are the numbers of the steps that end in it, in the order in which they do, and
-    ``ends`` when; without any, PyTorch had not the tracker installed. ``annotations`` is all that
+    ``ends`` when; without any, the tracker was not installed. ``annotations`` is all that
     `torch.profiler.record_function` named, the optimizers' steps among it.
     """
 
@@ -67,13 +68,14 @@ class Trace:
         )
 
 
-def read(file: Path) -> Trace:
+def read(file: str | os.PathLike[str]) -> Trace:
     """Read a trace file. It takes twice the memory of its text.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is no whole trace.
     """
+    file = Path(file)
     try:
         with file.open(encoding="utf-8", errors="replace") as text:
             content = json.load(text, object_hook=_only_what_counts)

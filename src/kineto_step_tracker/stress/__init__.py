@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from kineto_step_tracker._atomic import backend
 from kineto_step_tracker.stress.subjects import Subject
@@ -34,6 +34,9 @@ MOST_SECONDS = 86_400
 
 _SECONDS_TO_START = 120  # it may have to import PyTorch
 _CHILD = "from kineto_step_tracker.stress import _hammer_and_tell; _hammer_and_tell()"
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Scenario(StrEnum):
@@ -90,9 +93,9 @@ class Plan:
         _check_whole("requesters", self.requesters, 1, MOST_REQUESTERS)
         _check_whole("seed", self.seed, 0)
         _check_seconds("seconds", self.seconds)
-        # By value is as good as by name; these raise what they should.
-        object.__setattr__(self, "scenario", Scenario(self.scenario))
-        object.__setattr__(self, "tracker", Subject(self.tracker))
+        # By value is as good as by name.
+        object.__setattr__(self, "scenario", _one_of(Scenario, "scenario", self.scenario))
+        object.__setattr__(self, "tracker", _one_of(Subject, "tracker", self.tracker))
 
     @property
     def command(self) -> str:
@@ -194,7 +197,7 @@ def run(
 
     Raises:
         ImportError: PyTorch's own class was asked for, and PyTorch cannot be imported.
-        TypeError: ``plan`` is no `Plan`, or ``patience`` no number.
+        TypeError: ``plan`` is no `Plan`, ``watch`` not callable, or ``patience`` no number.
         ValueError: ``patience`` is out of range.
 
     >>> outcome = run(Plan(threads=2, seconds=0.1))
@@ -203,6 +206,8 @@ def run(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a Plan, not {type(plan).__name__} ({plan!r})")
+    if not callable(watch):
+        raise TypeError(f"watch must be callable, not {watch!r}")
     _check_seconds("patience", patience)
     # Not by multiprocessing, which would import the caller's main module once more. Ctrl-C on a
     # terminal is for this process only, so the other one gets a session of its own.
@@ -286,6 +291,13 @@ def _check_whole(argument: str, value: object, least: int, most: int | None = No
     if value < least or (most is not None and value > most):
         expected = f"at least {least}" if most is None else f"from {least} to {most}"
         raise ValueError(f"{argument} must be {expected}, not {value}")
+
+
+def _one_of(choices: type[_Choice], argument: str, value: str) -> _Choice:
+    try:
+        return choices(value)
+    except ValueError:
+        raise ValueError(f"{argument} must be one of {', '.join(choices)}, not {value!r}") from None
 
 
 def _check_seconds(argument: str, value: object) -> None:
