@@ -19,7 +19,7 @@ if backend != "portable":
         "KINETO_STEP_TRACKER_NO_EXTENSIONS=1, or let tox run -e docs do it."
     )
 
-autodoc_mock_imports = ["matplotlib", "torch"]
+autodoc_mock_imports = ["lightning", "matplotlib", "torch", "transformers"]
 # What a mock returns is false, and the fleet refuses a PyTorch without torch.distributed.
 with mock(autodoc_mock_imports):
     import torch.distributed
@@ -40,6 +40,8 @@ extensions = [
 ]
 nitpicky = True
 
+# The description on PyPI, which has a page of its own since no relative link leads anywhere there.
+exclude_patterns = ["pypi.md"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
@@ -66,6 +68,7 @@ napoleon_numpy_docstring = False
 _elsewhere = (
     *(r"torch(\..+)?", r"os\..+", r"collections\.abc\..+", r"pathlib\.Path", "logging", "warnings"),
     *("Callable", "Iterator", "Mapping", "Sequence", "Path", "Store", "Enum", "StrEnum"),
+    *("Optimizer", "TracebackType", "BaseException"),
     *(
         "_Tracker",
         "NamedTuple",

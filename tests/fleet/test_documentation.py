@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "many-ranks.md").read_text()
+PAGE = (DOCS / "many-ranks-cost.md").read_text()
 FOUND: dict[str, Any] = json.loads((DOCS / "benchmarks" / "fleet.json").read_text())
 INCREMENTS: dict[str, Any] = json.loads((DOCS / "benchmarks" / "fleet_increment.json").read_text())
 
