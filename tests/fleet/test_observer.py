@@ -106,9 +106,7 @@ def test_a_bad_argument_is_named(connect: Connect) -> None:
     with pytest.raises(TypeError, match=rf"^{wanted}, not 'tcp://x:1'$"):
         Observer("tcp://x:1")  # type: ignore[arg-type]
     for world_size in ("2", True):
-        with pytest.raises(
-            TypeError, match=f"^world_size must be an int .* not {world_size!r}"
-        ):
+        with pytest.raises(TypeError, match=f"^world_size must be an int .* not {world_size!r}"):
             Observer(connect(), world_size)  # type: ignore[arg-type]
 
 

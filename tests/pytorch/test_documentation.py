@@ -79,7 +79,9 @@ def test_the_links_of_a_page_lead_to_files(page: Path) -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=_name)
 def test_the_reference_has_every_public_name(page: Path) -> None:
     text = page.read_text()
-    described = set(re.findall(r"^\.\. (?:auto\w+|py:data):: (\w+)(?:\(.*\))?$", text, re.MULTILINE))
+    described = set(
+        re.findall(r"^\.\. (?:auto\w+|py:data):: (\w+)(?:\(.*\))?$", text, re.MULTILINE)
+    )
     modules = re.findall(r"^\.\. py:module:: (\S+)$", text, re.MULTILINE)
     public = [importlib.import_module(module) for module in modules]
     assert described == {name for module in public for name in module.__all__}

@@ -49,7 +49,7 @@ class Question(StrEnum):
 class Key(NamedTuple):
     """What was measured: a question, who answers it, and for how many.
 
-    ``contender`` is the value of a `Contender` or `Hook`, or the package's name. ``x`` counts
+    ``contender`` is how the report calls it, such as "by name", or the package's name. ``x`` counts
     requesters, threads or optimizers, as the question says; 0 where there is nothing to count.
     """
 
