@@ -10,7 +10,6 @@ says why in the comment before it: ``<!-- skip: next "the reason" -->``. Shell b
 from __future__ import annotations
 
 import doctest
-import importlib
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -83,5 +82,6 @@ def test_the_reference_has_every_public_name(page: Path) -> None:
         re.findall(r"^\.\. (?:auto\w+|py:data):: (\w+)(?:\(.*\))?$", text, re.MULTILINE)
     )
     modules = re.findall(r"^\.\. py:module:: (\S+)$", text, re.MULTILINE)
-    public = [importlib.import_module(module) for module in modules]
+    # Those of the frameworks say themselves what is missing.
+    public = [pytest.importorskip(module, exc_type=ImportError) for module in modules]
     assert described == {name for module in public for name in module.__all__}
