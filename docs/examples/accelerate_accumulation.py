@@ -41,7 +41,7 @@ def train(folder: str, *, resume: bool) -> None:
 
 with TemporaryDirectory() as folder:
     train(folder, resume=False)
-    # Both counts, as a new process would find them.
+    # Not for training of yours: one process plays two here, and the second finds the counts at 0.
     KinetoStepTracker.reset()
     torch.autograd.profiler.KinetoStepTracker._current_step = 0
     train(folder, resume=True)

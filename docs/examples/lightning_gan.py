@@ -56,7 +56,7 @@ logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module="pytorch_lightning")
 with TemporaryDirectory() as folder:
     train(2, save_to=Path(folder, "first.ckpt"))
-    # Both counts, as a new process would find them.
+    # Not for training of yours: one process plays two here, and the second finds the counts at 0.
     KinetoStepTracker.reset()
     torch.autograd.profiler.KinetoStepTracker._current_step = 0
     train(3, save_to=Path(folder, "second.ckpt"), resume_from=Path(folder, "first.ckpt"))

@@ -50,7 +50,7 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 with TemporaryDirectory() as folder:
     train(folder, 5, resume=False)
-    # Both counts, as a new process would find them.
+    # Not for training of yours: one process plays two here, and the second finds the counts at 0.
     KinetoStepTracker.reset()
     torch.autograd.profiler.KinetoStepTracker._current_step = 0
     train(folder, 8, resume=True)

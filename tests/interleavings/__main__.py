@@ -12,7 +12,7 @@ from .programs import examine, replay
 match sys.argv[1:]:
     case [program, seed]:
         print(replay(program, seed))
-    case [program]:
+    case [program] if not program.startswith("-"):
         outcome = examine(program)
         print(outcome.failure or f"as specified under all {outcome.schedules} schedules")
         sys.exit(bool(outcome.failure))
