@@ -45,9 +45,11 @@ exclude_patterns = ["pypi.md"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["drawings.css"]
+html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
 copybutton_prompt_text = r">>> |\.\.\. "
