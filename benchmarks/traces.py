@@ -31,7 +31,8 @@ from kineto_step_tracker.on_demand import Recording, Report, Request, Trace, rea
 
 TRACKERS = ("ours", "pytorch")
 MARK = "iteration#"
-_PAUSE = 0.003
+# Between iterations: without it so many processes would hold each other up for minutes.
+_PAUSE = 0.02
 
 
 class Going:
@@ -50,7 +51,9 @@ def iteration(number: int) -> Iterator[None]:
     with torch.profiler.record_function(f"{MARK}{number}"):
         yield
     if number == 0:
-        print("begun", flush=True)
+        # In one piece, since several threads may come here at once.
+        sys.stdout.write("begun\n")
+        sys.stdout.flush()
 
 
 def _one(going: Going) -> None:
@@ -260,8 +263,9 @@ def run(
         }
         for (kind, tracker), process in processes.items():
             assert process.stdout is not None
-            if process.stdout.readline() != "begun\n":
-                raise RuntimeError(f"training {kind} with {tracker} ended with {process.wait()}")
+            said = process.stdout.readline()
+            if said != "begun\n":
+                raise RuntimeError(f"training {kind} with {tracker} said {said!r}")
             watch(f"{KINDS[kind].text}, {tracker}: training")
 
         def say(report: Report) -> None:
