@@ -42,7 +42,8 @@ def train(folder: str, steps: int, *, resume: bool) -> None:
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train(resume_from_checkpoint=resume)
-    last = trainer.state.log_history[-1]
+    # The very last one is the summary of the training.
+    last = trainer.state.log_history[-2]
     print(f"Trainer's step {last['step']}, ours {last['kineto_step']}")
 
 

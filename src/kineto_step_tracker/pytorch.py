@@ -98,7 +98,7 @@ def install(kineto: bool | None = None) -> None:
     - Each optimizer is a requester of its own, named after its class and the smallest free
       number, such as "AdamW#1". It is registered by its first ``step()`` and erased when it is
       garbage-collected; a copy and an unpickled optimizer are new ones. PyTorch's own hook,
-      which counts all optimizers as one requester, is out.
+      which counts all optimizers as one requester, is out, and so is that requester.
 
     An optimizer starts at the global step, so its first ``step()`` raises that by one. The
     exception: where the global step was made by another optimizer's first ``step()``, and that
@@ -328,10 +328,14 @@ class _Installation:
 
 def _take_over(stock: type[torch.autograd.profiler.KinetoStepTracker]) -> None:
     """Bring the tracker to PyTorch's counts. By way of the private attributes, it is silent."""
-    step = max(KinetoStepTracker.current_step(), stock._current_step)
+    theirs = stock._step_dict.copy()
+    # Whom PyTorch's own hook counts for. That goes out, and nobody would step or erase this one.
+    hooks = list(torch_optimizer._global_optimizer_post_hooks.values())
+    stale = theirs.pop("Optimizer", 0) if torch.profiler._optimizer_post_hook in hooks else 0
+    step = max(KinetoStepTracker.current_step(), stock._current_step, stale)
     KinetoStepTracker._current_step = step
     ours = KinetoStepTracker._step_dict
-    for name, count in stock._step_dict.copy().items():
+    for name, count in theirs.items():
         ours[name] = max(count, ours.get(name, 0))
         if (claim := _names.get(name)) is not None:
             # Nobody has counted it since the last uninstall(); it would have to catch up first.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import doctest
-import pickle
+import gc
 import signal
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from kineto_step_tracker import KinetoStepTracker, pytorch
+from kineto_step_tracker.integrations import lightning as integration
 from kineto_step_tracker.integrations.lightning import KinetoStepCallback
-from tests.integrations.training import NOTHING, as_a_new_process, batches, left_behind
+from tests.integrations.training import NOTHING, as_a_new_process, batches, copies, left_behind
 
 # Lightning warns of few workers, of short epochs, of GPUs that it does not use.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -114,7 +117,7 @@ def test_gradients_accumulated_are_one_step() -> None:
 def test_large_steps_are_logged_exactly() -> None:
     class Resumed(pl.Callback):
         def on_train_start(self, *_: Any) -> None:
-            callback.load_state_dict({"step": 2**24})
+            KinetoStepTracker._current_step = 2**24
 
     callback = KinetoStepCallback(metric="step/kineto")
     training = trainer(callback, callbacks=[Resumed(), callback])
@@ -137,15 +140,29 @@ def test_no_metric() -> None:
     assert training.callback_metrics == {}
 
 
+def test_barebones_mode_does_not_log() -> None:
+    callback = KinetoStepCallback()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "You are trying to .self.log")
+        training = pl.Trainer(barebones=True, max_epochs=1, callbacks=[callback], accelerator="cpu")
+        training.fit(Line(), batches(2))
+    assert callback.step == 2
+    assert training.callback_metrics == {}
+
+
 @pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Lightning ignores SIGINT for good once a KeyboardInterrupt has come to it."""
-    before = signal.getsignal(signal.SIGINT)
+def signal_handlers() -> Iterator[None]:
+    """Lightning ignores SIGINT for good once a KeyboardInterrupt has come to it.
+
+    And a Trainer whose end goes wrong stays in the handler of SIGTERM, its optimizers with it.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("interruptible")
+@pytest.mark.usefixtures("signal_handlers")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_exception_takes_it_out(error: type[BaseException]) -> None:
     callback = KinetoStepCallback()
@@ -254,6 +271,104 @@ def test_a_checkpoint_from_before_the_callback_was_there(tmp_path: Path) -> None
     assert callback.step == 2
 
 
+class AtEpochsEnd(pl.Callback):
+    """Does something else in the middle of a training."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action = action
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self.action()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """One with a large step."""
+    KinetoStepTracker._current_step = 1000
+    training = trainer(KinetoStepCallback())
+    training.fit(Line(), batches(1))
+    training.save_checkpoint(tmp_path / "a.ckpt")
+    as_a_new_process()
+    return tmp_path / "a.ckpt"
+
+
+def test_validation_by_another_trainer_does_not_end_it(checkpoint: Path) -> None:
+    class Failing(Line):
+        def validation_step(self, batch: Tensor, number: int) -> None:
+            raise ValueError("in validation")
+
+    def validate() -> None:
+        trainer(callback).validate(Line(), batches(1), ckpt_path=checkpoint, verbose=False)
+        with pytest.raises(ValueError, match="in validation"):
+            trainer(callback).validate(Failing(), batches(1), verbose=False)
+
+    callback = KinetoStepCallback()
+    training = trainer(callback, 3, callbacks=[callback, AtEpochsEnd(validate)])
+    training.fit(Line(), batches(2))
+    assert callback.step == training.global_step == 6
+    assert left_behind() == NOTHING
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_validation_by_the_same_trainer_does_not_end_it(checkpoint: Path) -> None:
+    seen: list[object] = []
+
+    def validate() -> None:
+        training.validate(model, batches(1), ckpt_path=checkpoint, verbose=False)
+        seen.append((pytorch.is_installed(), callback.step))
+
+    callback, model = KinetoStepCallback(), Line()
+    training = trainer(callback, callbacks=[callback, AtEpochsEnd(validate)])
+    # Lightning itself may not find back into the training.
+    with contextlib.suppress(AssertionError):
+        training.fit(model, batches(2))
+    assert seen == [(True, 2)]
+    assert left_behind() == NOTHING
+
+
+def test_another_trainers_fit_meanwhile_is_refused() -> None:
+    def fit() -> None:
+        with pytest.raises(RuntimeError, match="another Trainer: make one for each Trainer"):
+            trainer(callback).fit(Line(), batches(1))
+
+    callback = KinetoStepCallback()
+    training = trainer(callback, 3, callbacks=[callback, AtEpochsEnd(fit)])
+    training.fit(Line(), batches(2))
+    assert callback.step == training.global_step == 6
+    assert left_behind() == NOTHING
+    trainer(callback).fit(Line(), batches(2))
+    assert callback.step == 8
+
+
+class FailsToo(pl.Callback):
+    """Keeps Lightning from telling of an exception those after it."""
+
+    def on_exception(self, *_: Any) -> None:
+        raise OSError("in on_exception")
+
+
+@pytest.mark.usefixtures("signal_handlers")
+@pytest.mark.parametrize("same", [True, False])
+def test_a_fit_begins_anew_after_one_whose_end_it_was_not_told(same: bool) -> None:
+    callback = KinetoStepCallback()
+    failing = trainer(callback, callbacks=[FailsToo(), callback])
+    with pytest.raises(OSError, match="in on_exception"):
+        failing.fit(Line(fail_at=3), batches(10))
+    assert pytorch.is_installed()
+    (failing if same else trainer(callback)).fit(Line(), batches(2))
+    assert callback.step == 5
+    assert not pytorch.is_installed()
+
+
+def test_a_trainer_that_was_given_up_does_not_keep_the_callback() -> None:
+    callback = KinetoStepCallback()
+    callback.setup(trainer(callback), None, "fit")
+    gc.collect()
+    trainer(callback).fit(Line(), batches(2))
+    assert callback.step == 2
+    assert left_behind() == NOTHING
+
+
 def test_kineto_is_stepped_if_asked_for(kineto: list[int]) -> None:
     trainer(KinetoStepCallback(kineto=True)).fit(TwoByHand(), batches(3))
     assert len(kineto) == 3
@@ -273,10 +388,46 @@ def test_bad_arguments() -> None:
         KinetoStepCallback(kineto="yes")  # type: ignore[arg-type]
 
 
-def test_repr_and_copies() -> None:
+def test_repr() -> None:
     callback = KinetoStepCallback(metric="step", kineto=False)
-    for one in callback, copy.deepcopy(callback), pickle.loads(pickle.dumps(callback)):
-        assert repr(one) == "KinetoStepCallback(metric='step', kineto=False)"
+    assert repr(callback) == "KinetoStepCallback(metric='step', kineto=False)"
+
+
+def test_copies_begin_outside_of_any_training() -> None:
+    def copy() -> None:
+        for copied in copies(callback):
+            assert repr(copied) == repr(callback)
+            assert not copied._steps.running
+            copied.on_exception(training, None, ValueError())
+
+    callback = KinetoStepCallback(metric="step", kineto=False)
+    training = trainer(callback, 3, callbacks=[callback, AtEpochsEnd(copy)])
+    training.fit(Line(), batches(2))
+    assert callback.step == training.global_step == 6
+    assert left_behind() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("loaded", "found"),
+    [
+        ({"lightning.pytorch": {"Callback": 1}, "pytorch_lightning": {"Callback": 2}}, (1, 2)),
+        ({"lightning.pytorch": {"Callback": 1}}, (1,)),
+        ({"pytorch_lightning": {"Callback": 2}}, (2,)),
+        # One under both names.
+        ({"lightning.pytorch": {"Callback": 1}, "pytorch_lightning": {"Callback": 1}}, (1,)),
+        # Something else of that name.
+        ({"lightning.pytorch": {}, "pytorch_lightning": {"Callback": 2}}, (2,)),
+        ({"lightning.pytorch": {"Callback": 1}, "pytorch_lightning": {}}, (1,)),
+    ],
+)
+def test_it_is_a_callback_of_each_lightning_that_is_loaded(
+    loaded: dict[str, dict[str, Any]], found: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, attributes in loaded.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**attributes))
+    assert integration._callback_classes() == found
 
 
 def test_the_other_name_of_lightning() -> None:

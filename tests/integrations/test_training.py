@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import doctest
 import pickle
 import subprocess
@@ -19,7 +18,7 @@ import torch
 from kineto_step_tracker import KinetoStepTracker, pytorch
 from kineto_step_tracker.integrations import training
 from kineto_step_tracker.integrations.training import TrainingSteps
-from tests.integrations.training import NOTHING, as_a_new_process, left_behind
+from tests.integrations.training import NOTHING, as_a_new_process, copies, left_behind
 from tests.pytorch.training import sgd
 
 
@@ -84,6 +83,18 @@ def test_beginning_again_ends_the_one_before() -> None:
     assert left_behind() == NOTHING
 
 
+def test_a_with_statement_within_one_of_the_same_object_is_refused() -> None:
+    optimizer = sgd()
+    with TrainingSteps() as steps:
+        with pytest.raises(RuntimeError, match="is in use: make one TrainingSteps"), steps:
+            pass
+        optimizer.step()
+        assert steps.step == 1
+    assert not pytorch.is_installed()
+    with steps:
+        assert pytorch.is_installed()
+
+
 def test_a_refused_install_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = TrainingSteps()
     with monkeypatch.context() as missing:
@@ -115,7 +126,8 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     optimizer = sgd()
     with TrainingSteps() as steps:
         assert steps.step == 0
-        steps.load_state_dict(state)
+        # By the name that torch.distributed.checkpoint's Stateful has for it.
+        steps.load_state_dict(state_dict=state)
         optimizer.step()
         assert (steps.step, KinetoStepTracker.step_counts()) == (2, {"SGD#1": 2})
 
@@ -137,6 +149,17 @@ def test_those_that_count_already_go_on_from_the_checkpoint() -> None:
         assert (steps.step, KinetoStepTracker.step_counts()) == (101, {"SGD#1": 101})
 
 
+def test_an_optimizer_that_begins_after_the_checkpoint_joins_one_that_goes_on() -> None:
+    first, second = sgd(), sgd()
+    with TrainingSteps() as steps:
+        first.step()
+        steps.load_state_dict({"step": 100})
+        for _ in range(3):
+            first.step()
+            second.step()
+        assert (steps.step, KinetoStepTracker.step_counts()) == (103, {"SGD#1": 103, "SGD#2": 103})
+
+
 @pytest.mark.parametrize("step", [0, 4, 5])
 def test_the_step_never_falls(step: int) -> None:
     optimizer = sgd()
@@ -150,16 +173,19 @@ def test_the_step_never_falls(step: int) -> None:
 @pytest.mark.parametrize(
     ("state", "error", "message"),
     [
-        ({}, KeyError, "step"),
+        (None, TypeError, "state_dict must be a mapping, not None"),
+        (["step"], TypeError, "state_dict must be a mapping, not .'step'."),
+        ({}, ValueError, 'state_dict must have the key "step", not ..'),
+        ({"steps": 5}, ValueError, "\"step\", not .'steps'."),
+        ({"step": True}, TypeError, "step must be an int, not bool .True."),
+        ({"step": False}, TypeError, "step must be an int, not bool .False."),
         ({"step": "5"}, TypeError, "must be an int"),
         ({"step": 5.0}, TypeError, "must be an int"),
         ({"step": -1}, ValueError, "from 0 to 2"),
         ({"step": 2**62 + 1}, ValueError, "from 0 to 2"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(
-    state: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_what_is_no_checkpoint_is_refused(state: Any, error: type[Exception], message: str) -> None:
     with TrainingSteps() as steps:
         with pytest.raises(error, match=message):
             steps.load_state_dict(state)
@@ -178,11 +204,24 @@ def test_bad_arguments() -> None:
 
 def test_a_copy_is_not_running() -> None:
     with TrainingSteps(kineto=False) as steps:
-        for copied in copy.deepcopy(steps), pickle.loads(pickle.dumps(steps)):
+        for copied in copies(steps):
             assert repr(copied) == "<TrainingSteps at step 0, kineto=False, not running>"
             copied.end()
         assert repr(steps) == "<TrainingSteps at step 0, kineto=False, running>"
         assert pytorch.is_installed()
+
+
+@pytest.mark.parametrize("name", ["training", "lightning", "transformers"])
+def test_without_pytorch_the_import_says_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("integrations.training", f"integrations.{name}", "pytorch"):
+        monkeypatch.delitem(sys.modules, f"kineto_step_tracker.{module}", raising=False)
+    # The package has it too, and would go without if it is asked for it.
+    monkeypatch.delattr("kineto_step_tracker.pytorch")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match=r"pip install 'kineto-step-tracker\[torch\]'"):
+        import_module(f"kineto_step_tracker.integrations.{name}")
 
 
 def test_importing_the_package_imports_no_framework() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import doctest
 import gc
 import json
-import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ import transformers
 
 from kineto_step_tracker import KinetoStepTracker, pytorch
 from kineto_step_tracker.integrations.transformers import KinetoStepCallback
-from tests.integrations.training import NOTHING, as_a_new_process, left_behind
+from tests.integrations.training import NOTHING, as_a_new_process, copies, left_behind
 
 # Its dependencies use what is deprecated.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -71,7 +69,7 @@ def trainer(
     )
     data = [{"inputs": torch.randn(8), "labels": torch.randn(())} for _ in range(64)]
     made = transformers.Trainer(
-        model or Line(), arguments, train_dataset=data, callbacks=list(callbacks)
+        model or Line(), arguments, train_dataset=data, eval_dataset=data, callbacks=list(callbacks)
     )
     made.remove_callback(transformers.PrinterCallback)
     return made
@@ -86,15 +84,36 @@ def test_the_step_is_logged(tmp_path: Path) -> None:
 
     class Reporter(transformers.TrainerCallback):
         def on_log(self, *_: Any, logs: Any, **__: Any) -> None:
-            seen.append(logs["mine"])
+            seen.append(logs.get("mine"))
 
     callback = KinetoStepCallback(metric="mine")
     training = trainer(tmp_path, callback, Reporter(), gradient_accumulation_steps=2)
     training.train()
     assert logged(training, "mine") == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    assert seen == [1, 2, 3, 4, 4]
+    assert seen == [1, 2, 3, 4, None]
     assert callback.step == 4
     assert left_behind() == NOTHING
+
+
+def test_metrics_that_trainer_returns_are_without_it(tmp_path: Path) -> None:
+    evaluations: list[dict[str, float]] = []
+
+    class Evaluated(transformers.TrainerCallback):
+        def on_evaluate(self, *_: Any, metrics: Any, **__: Any) -> None:
+            evaluations.append(metrics)
+
+    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2}
+    training = trainer(tmp_path, KinetoStepCallback(), Evaluated(), **options)
+    output = training.train()
+    # What hyperparameter_search() does with them unless it is told otherwise.
+    objectives = [transformers.trainer_utils.default_compute_objective(one) for one in evaluations]
+    assert objectives == [one["eval_loss"] for one in evaluations]
+    assert len(objectives) == 2
+    assert "kineto_step" not in output.metrics
+    # From which the table of the model card is made.
+    history = training.state.log_history
+    assert ["kineto_step" in one for one in history] == ["loss" in one for one in history]
+    assert sum("kineto_step" in one for one in history) == 4
 
 
 def test_no_metric(tmp_path: Path) -> None:
@@ -188,9 +207,28 @@ def test_a_checkpoint_from_before_the_callback_was_there(tmp_path: Path) -> None
     options = {"save_strategy": "steps", "save_steps": 2}
     trainer(tmp_path, steps=2, **options).train()
     callback = KinetoStepCallback()
-    training = trainer(tmp_path, callback, steps=4)
+    training = trainer(tmp_path, callback, steps=4, **options)
     training.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert callback.step == 2
+    # And what it saves has the step.
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["KinetoStepCallback"]["attributes"]["saved"] == {"step": 2}
+
+
+@pytest.mark.parametrize(("saved", "error"), [({}, ValueError), (None, TypeError)])
+def test_a_bad_checkpoint_leaves_nothing(
+    tmp_path: Path, saved: object, error: type[Exception]
+) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2}
+    trainer(tmp_path, KinetoStepCallback(), steps=2, **options).train()
+    path = tmp_path / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["stateful_callbacks"]["KinetoStepCallback"]["attributes"]["saved"] = saved
+    path.write_text(json.dumps(state))
+    training = trainer(tmp_path, KinetoStepCallback(), steps=4)
+    with pytest.raises(error, match="state_dict must "):
+        training.train(resume_from_checkpoint=True)
+    assert left_behind() == NOTHING
 
 
 def test_kineto_is_stepped_if_asked_for(tmp_path: Path, kineto: list[int]) -> None:
@@ -212,7 +250,22 @@ def test_bad_arguments() -> None:
         KinetoStepCallback(kineto="yes")  # type: ignore[arg-type]
 
 
-def test_repr_and_copies() -> None:
+def test_repr() -> None:
     callback = KinetoStepCallback(metric="step", kineto=False)
-    for one in callback, copy.deepcopy(callback), pickle.loads(pickle.dumps(callback)):
-        assert repr(one) == "KinetoStepCallback(metric='step', kineto=False)"
+    assert repr(callback) == "KinetoStepCallback(metric='step', kineto=False)"
+
+
+def test_copies_begin_outside_of_any_training(tmp_path: Path) -> None:
+    class Copying(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            for copied in copies(callback):
+                assert repr(copied) == repr(callback)
+                assert copied._optimizer is None
+                with copied:
+                    pass
+
+    callback = KinetoStepCallback(metric="step", kineto=False)
+    training = trainer(tmp_path, callback, Copying())
+    training.train()
+    assert callback.step == training.state.global_step == 4
+    assert left_behind() == NOTHING

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import TypeVar
+
 import torch
 from torch.autograd import profiler
 
@@ -19,6 +23,8 @@ def left_behind() -> dict[str, object]:
     }
 
 
+Copied = TypeVar("Copied")
+
 NOTHING = {"installed": False, "counts": {}, "holders": 0, "handed over": set()}
 
 
@@ -30,3 +36,8 @@ def as_a_new_process() -> None:
 
 def batches(number: int) -> torch.utils.data.DataLoader[torch.Tensor]:
     return torch.utils.data.DataLoader(torch.randn(4 * number, 8), batch_size=4)  # type: ignore[arg-type]
+
+
+def copies(original: Copied) -> list[Copied]:
+    """One made in each way that there is."""
+    return [copy.copy(original), copy.deepcopy(original), pickle.loads(pickle.dumps(original))]

@@ -319,6 +319,31 @@ class TestHook:
         assert STOCK.current_step() == 12
         assert STOCK._step_dict == {"SGD#1": 11, "Optimizer": 12}
 
+    def test_the_count_of_pytorchs_stays_behind(self, stock_hook: int) -> None:
+        optimizers = sgd(), sgd()
+        for number in range(1, 4):
+            with pytorch.installed():
+                # What it counted is in the global step.
+                assert KinetoStepTracker.current_step() == STOCK.current_step() == 4 * (number - 1)
+                for _ in range(3):
+                    for optimizer in optimizers:
+                        optimizer.step()
+                assert KinetoStepTracker.current_step() == 4 * number - 1
+                assert "Optimizer" not in KinetoStepTracker.step_counts()
+            optimizers[0].step()
+            assert STOCK.current_step() == STOCK._step_dict["Optimizer"] == 4 * number
+
+    def test_the_count_of_pytorchs_may_be_all_that_has_the_step(self, stock_hook: int) -> None:
+        STOCK._step_dict.update(Optimizer=9, mine=3)
+        with pytorch.installed():
+            assert KinetoStepTracker.current_step() == 9
+            assert KinetoStepTracker.step_counts() == {"mine": 3}
+
+    def test_without_pytorchs_its_name_is_anyones(self) -> None:
+        STOCK._step_dict["Optimizer"] = 9
+        with pytorch.installed():
+            assert KinetoStepTracker.step_counts() == {"Optimizer": 9}
+
     def test_without_pytorchs_ours_is_added_and_removed(self) -> None:
         hooks = torch_optimizer._global_optimizer_post_hooks
         before = list(hooks.items())

@@ -6,13 +6,14 @@ in common is here, in a form that a loop of one's own can use too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from kineto_step_tracker import KinetoStepTracker, pytorch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from types import TracebackType
 
     from torch.optim import Optimizer
@@ -28,7 +29,10 @@ class TrainingSteps:
     accelerate's ``register_for_checkpointing`` and ``torch.distributed.checkpoint`` ask for.
 
     The step is that of the process, the one in traces. It never falls, so a second training in
-    the same process goes on from the first one's step. Each rank of a job has its own.
+    the same process goes on from the first one's step. Each rank of a job counts its own, but
+    those checkpoints hold the step of one rank, and all ranks go on from that.
+
+    One object is for one training at a time.
 
     Args:
         kineto: whether a rise calls Kineto's ``step()``, as for
@@ -36,6 +40,7 @@ class TrainingSteps:
 
     Raises:
         TypeError: ``kineto`` is neither a bool nor None.
+        RuntimeError: from the ``with`` statement, as `begin` does, or if a training is running.
 
     Not thread-safe, though any number of threads may step meanwhile. Copies and pickles begin
     outside of any training.
@@ -94,7 +99,7 @@ class TrainingSteps:
         """Return what a checkpoint is to hold: ``{"step": the global step}``."""
         return {"step": self.step}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's step, if that is above the global step.
 
         Kineto is not called for the steps between, which another process took, so its own count
@@ -102,14 +107,19 @@ class TrainingSteps:
         go on from the new step. Exact only while no other thread steps.
 
         Args:
-            state: what `state_dict` returned.
+            state_dict: what the method of that name returned.
 
         Raises:
-            KeyError: there is no ``"step"`` in it.
-            TypeError: the step is no int.
-            ValueError: it is not from 0 to 2**62.
+            TypeError: it is no mapping, or the step no int.
+            ValueError: there is no ``"step"`` in it, or that is not from 0 to 2**62.
         """
-        step = state["step"]
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a mapping, not {state_dict!r:.60}")
+        if "step" not in state_dict:
+            raise ValueError(f'state_dict must have the key "step", not {list(state_dict)!r:.60}')
+        step = state_dict["step"]
+        if isinstance(step, bool):
+            raise TypeError(f"step must be an int, not bool ({step})")
         if isinstance(step, int) and 0 <= step <= self.step:
             return
         # Not an increment, which would call Kineto. It refuses what is no step.
@@ -117,8 +127,14 @@ class TrainingSteps:
         for requester in KinetoStepTracker.step_counts():
             # It would have to catch up first, before its steps raise the global one again.
             KinetoStepTracker.init_step_count(requester)
+            if (claim := pytorch._names.get(requester)) is not None:
+                # Its next step is its first, and other optimizers' first ones are to join it.
+                claim.start = step
 
     def __enter__(self) -> Self:
+        if self.running:
+            # The inner statement's end would be the outer one's.
+            raise RuntimeError(f"{self!r} is in use: make one TrainingSteps for each training")
         self.begin()
         return self
 

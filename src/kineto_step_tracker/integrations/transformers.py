@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Self
 
 from kineto_step_tracker.integrations.training import TrainingSteps
@@ -43,10 +44,14 @@ class KinetoStepCallback(TrainerCallback, ExportableState):
     making, of which that statement knows nothing. Then the tracker stays until the trainer is
     garbage-collected, or until `kineto_step_tracker.pytorch.uninstall`.
 
-    The step is added to whatever Trainer logs: to ``trainer.state.log_history``, and to what
-    callbacks after this one are given. Those that ``report_to`` names come before it. It is the
-    step of the process, the one in traces, and never falls: a second ``train`` goes on from the
-    first one's.
+    Trainer cannot tell it either whether a ``train`` begins within another one or after it. Use
+    one callback for one training at a time.
+
+    The step is added to what Trainer logs of the training, the entries with a ``"loss"``: in
+    ``trainer.state.log_history``, and in what callbacks after this one are given. Those that
+    ``report_to`` names come before it. Evaluations and the summary at the end go without, since
+    Trainer returns those as its metrics and would take the step for one. It is the step of the
+    process, the one in traces, and never falls: a second ``train`` goes on from the first one's.
 
     It is in each checkpoint, and ``train(resume_from_checkpoint=...)`` goes on from it. Kineto's
     own count of iterations begins at 0 in each process all the same. With several ranks the
@@ -87,14 +92,17 @@ class KinetoStepCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Install the tracker, and go on from the checkpoint if there is one."""
         self._end()
-        self._steps.begin()
-        self._optimizer = optimizer
         # Read here, and not from what Trainer assigns to callbacks if it is told to, since by
-        # default it is not. Of a training that does not resume, this is the step there is.
-        saved = state.stateful_callbacks.get(type(self).__name__, {})
+        # default it is not. Of a training that does not resume, this is the step there is. A
+        # checkpoint of one without this callback has nothing, but Trainer saves only under names
+        # that are there.
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         for one in saved if isinstance(saved, list) else [saved]:
             if "attributes" in one:
                 self._steps.load_state_dict(one["attributes"]["saved"])
+        # After what may be refused, since nothing would take it out again.
+        self._steps.begin()
+        self._optimizer = optimizer
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -110,10 +118,9 @@ class KinetoStepCallback(TrainerCallback, ExportableState):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add the step to what is logged."""
-        if self.metric is not None and self._steps.running:
-            if logs is not None:
-                logs[self.metric] = self.step
+        """Add the step to what is logged of the training."""
+        if self.metric is not None and self._steps.running and logs and "loss" in logs:
+            logs[self.metric] = self.step
             if state.log_history:
                 state.log_history[-1][self.metric] = self.step
 
@@ -140,6 +147,10 @@ class KinetoStepCallback(TrainerCallback, ExportableState):
         optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
         self._optimizer = None
         self._steps.end(() if optimizer is None else (optimizer,))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy begins outside of any training.
+        return vars(self) | {"_steps": copy.copy(self._steps), "_optimizer": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(metric={self.metric!r}, kineto={self._steps.kineto})"
