@@ -35,7 +35,7 @@ class KinetoStepCallback(TrainerCallback, ExportableState):
     `kineto_step_tracker.pytorch.installed`. At its end it is taken out again unless others hold
     it, and the requester of the trainer's optimizer is erased. Trainer tells its callbacks
     nothing of an exception. After one, the tracker stays until this callback's next training, or
-    until its ``with`` statement is left:
+    until its ``with`` statement is left::
 
         with KinetoStepCallback() as callback:
             Trainer(..., callbacks=[callback]).train()
