@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import types
 import weakref
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     # For type checkers it fits the Trainer under either name.
     from typing import Any as Callback
 else:
-    Callback = type("Callback", _callback_classes(), {})
+    Callback = types.new_class("Callback", _callback_classes())
 
 
 class KinetoStepCallback(Callback):
