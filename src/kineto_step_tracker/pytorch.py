@@ -319,7 +319,9 @@ class _Installation:
         for name in handed.keys() - counts.keys():
             theirs.pop(name, None)
         for name, count in counts.items():
-            theirs[name] = theirs.get(name, 0) + count - handed.get(name, 0)
+            before = theirs.get(name, 0)
+            # One that is new on both sides began at the global step on both.
+            theirs[name] = before + count - handed[name] if name in handed else max(before, count)
         self._stock._current_step = max(
             self._stock._current_step, KinetoStepTracker.current_step(), *theirs.copy().values()
         )

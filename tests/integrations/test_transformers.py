@@ -215,6 +215,18 @@ def test_a_checkpoint_from_before_the_callback_was_there(tmp_path: Path) -> None
     assert state["stateful_callbacks"]["KinetoStepCallback"]["attributes"]["saved"] == {"step": 2}
 
 
+def test_a_subclass_may_save_something_else(tmp_path: Path) -> None:
+    class Callback(KinetoStepCallback):
+        def state(self) -> dict[str, Any]:
+            return {"args": {}, "attributes": {}}
+
+    options = {"save_strategy": "steps", "save_steps": 2}
+    trainer(tmp_path, Callback(), steps=2, **options).train()
+    resumed = trainer(tmp_path, Callback(), steps=4, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert KinetoStepTracker.current_step() == 4
+
+
 @pytest.mark.parametrize(("saved", "error"), [({}, ValueError), (None, TypeError)])
 def test_a_bad_checkpoint_leaves_nothing(
     tmp_path: Path, saved: object, error: type[Exception]

@@ -444,6 +444,35 @@ def test_examples_in_the_docstrings() -> None:
     assert doctest.testmod(pytorch).failed == 0
 
 
+def test_who_first_counts_during_uninstall_is_not_counted_twice() -> None:
+    """Under the name of PyTorch's own hook, whose count begins anew in that moment."""
+    script = """
+        import torch
+        from torch.autograd import profiler
+        from kineto_step_tracker import KinetoStepTracker, pytorch
+
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        optimizer = torch.optim.SGD([weight])
+        pytorch.install()
+        for _ in range(100):
+            optimizer.step()
+        hand_over = pytorch._Installation._hand_over
+
+        def with_somebody_between(self, handed):
+            counts = hand_over(self, handed)
+            if not handed:
+                KinetoStepTracker.increment_step("Optimizer")
+            return counts
+
+        pytorch._Installation._hand_over = with_somebody_between
+        pytorch.uninstall()
+        assert profiler.KinetoStepTracker.current_step() == 101
+        print("done")
+    """
+    assert run(script, KINETO_USE_DAEMON="1").stdout.strip() == "done"
+
+
 def test_with_the_daemon_switched_on_before_the_import() -> None:
     """KINETO_USE_DAEMON is read when PyTorch is imported, hence a process of its own."""
     script = """

@@ -98,7 +98,8 @@ class KinetoStepCallback(TrainerCallback, ExportableState):
         # that are there.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         for one in saved if isinstance(saved, list) else [saved]:
-            if "attributes" in one:
+            # A subclass may save what it likes.
+            if one and "saved" in one.get("attributes", {}):
                 self._steps.load_state_dict(one["attributes"]["saved"])
         # After what may be refused, since nothing would take it out again.
         self._steps.begin()
