@@ -33,7 +33,7 @@ SHORT = {
 def test_it_runs(name: str) -> None:
     needed, options = SHORT[name]
     if needed:
-        pytest.importorskip(needed)
+        pytest.importorskip(needed, reason=f"{name} needs {needed}, not installed here")
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / name), *options], capture_output=True, text=True
     )

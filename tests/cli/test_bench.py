@@ -319,7 +319,7 @@ def test_a_quick_run_measures_all_and_writes_both_files(tmp_path: Path) -> None:
 
 
 def test_one_file_cannot_be_both(measured: list[bool], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib draws the pictures")
     file = str(tmp_path / "report.svg")
     done = CliRunner().invoke(app, ["bench", "--json", file, "--plot", file])
     assert done.exit_code == 2

@@ -116,7 +116,7 @@ class FleetStep:
         self._every = _whole("every", every, 1)
         if on_step is not None and not callable(on_step):
             raise TypeError(f"on_step must be callable or None, not {on_step!r}")
-        self._interval = _seconds("interval", interval, "above 0 and at most")
+        self._interval = _seconds("interval", interval, may_be_0=False)
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a str, not {prefix!r}")
         if not prefix:
@@ -247,7 +247,7 @@ class FleetStep:
         Raises:
             TypeError, ValueError: ``timeout`` is no number, or below 0.
         """
-        patience = _seconds("timeout", timeout, "from 0 to") / 2
+        patience = _seconds("timeout", timeout, may_be_0=True) / 2
         if self._process != os.getpid():
             return
         with self._changed:
@@ -408,10 +408,11 @@ def _whole(name: str, number: object, least: int, most: int = 2**62) -> int:
     return number
 
 
-def _seconds(name: str, number: object, bounds: str) -> float:
+def _seconds(name: str, number: object, *, may_be_0: bool) -> float:
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(f"{name} must be a number of seconds, not {number!r}")
-    if not 0 <= number <= _MOST_SECONDS or (number == 0 and "above" in bounds):
+    if not 0 <= number <= _MOST_SECONDS or (number == 0 and not may_be_0):
+        bounds = "from 0 to" if may_be_0 else "above 0 and at most"
         raise ValueError(f"{name} must be {bounds} {_MOST_SECONDS} seconds, not {number!r}")
     return float(number)
 
